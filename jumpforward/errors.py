@@ -1,0 +1,114 @@
+"""Everything jumpforward raises on purpose.
+
+    JumpForwardError
+    ├── GrammarError                  the grammar cannot be used (also a ValueError)
+    ├── OptionError                   an option has a value that means nothing (also a ValueError)
+    ├── PromptError                   the prompt cannot be used (also a ValueError)
+    ├── TokenizerError                the tokenizer cannot be used (also a ValueError)
+    ├── ModelError                    the model cannot be used (also a ValueError)
+    │   ├── ModelNotFoundError        no such model, here or on the hub
+    │   └── RollbackUnsupportedError  the model's cache cannot be cropped, and the policy needs that
+    └── GenerationError               something failed while tokens were being made (also a RuntimeError)
+        ├── EmptyMaskError            the grammar permits no token of the vocabulary
+        ├── BadLogitsError            the model's logits permit no legal token (NaN, or all -inf)
+        └── TokenRejectedError        the matcher refused a token that its own mask permits
+
+The message says what was expected, what came, and what to do; the data is on the exception as
+attributes. Mistakes in a call's arguments are also ``ValueError``, so that generic code catches them.
+
+One warning, :class:`GrammarWarning`, marks a schema whose grammar is wider than the schema says.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BadLogitsError",
+    "EmptyMaskError",
+    "GenerationError",
+    "GrammarError",
+    "GrammarWarning",
+    "JumpForwardError",
+    "ModelError",
+    "ModelNotFoundError",
+    "OptionError",
+    "PromptError",
+    "RollbackUnsupportedError",
+    "TokenRejectedError",
+    "TokenizerError",
+]
+
+
+class JumpForwardError(Exception):
+    """The root of the tree: catch this to catch everything jumpforward raises on purpose."""
+
+
+class GrammarError(JumpForwardError, ValueError):
+    """The grammar does not parse, is not supported, or describes nothing that can be spelled.
+
+    ``kind`` is the grammar's kind (``"json_schema"``, ``"regex"``, ...), ``reason`` the cause alone.
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(f"{kind}: {reason}")
+        self.kind = kind
+        self.reason = reason
+
+
+class OptionError(JumpForwardError, ValueError):
+    """An option has a value that means nothing. ``option`` names it, ``value`` is what came."""
+
+    def __init__(self, option: str, value: object, expected: str) -> None:
+        super().__init__(f"{option}={value!r}: expected {expected}")
+        self.option = option
+        self.value = value
+
+
+class PromptError(JumpForwardError, ValueError):
+    """The prompt is empty, is not text or messages, or does not fit into the model's context."""
+
+
+class TokenizerError(JumpForwardError, ValueError):
+    """The tokenizer gives no byte string for its tokens, or is of a kind that is not supported."""
+
+
+class ModelError(JumpForwardError, ValueError):
+    """The model is of a kind that is not supported."""
+
+
+class ModelNotFoundError(ModelError):
+    """No model of that name here or on the hub."""
+
+
+class RollbackUnsupportedError(ModelError):
+    """The policy verifies drafts, which needs a cache that can be cropped, and this model has none."""
+
+
+class GenerationError(JumpForwardError, RuntimeError):
+    """Something failed while tokens were being made. ``text`` is the output up to there."""
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
+
+
+class EmptyMaskError(GenerationError):
+    """The grammar goes on here, but no token of the vocabulary can be its next step.
+
+    ``missing_bytes`` are the bytes the grammar would accept next, none of which a token can spell.
+    """
+
+    def __init__(self, message: str, text: str = "", missing_bytes: bytes = b"") -> None:
+        super().__init__(message, text)
+        self.missing_bytes = missing_bytes
+
+
+class BadLogitsError(GenerationError):
+    """Every legal token has a logit of NaN or minus infinity."""
+
+
+class TokenRejectedError(GenerationError):
+    """The matcher refused a token that its mask permits: a bug in the grammar engine or here."""
+
+
+class GrammarWarning(UserWarning):
+    """The grammar made from a schema accepts more than the schema says."""

@@ -1,0 +1,1 @@
+"""Grammars, and what their bytes force. Nothing here knows a token."""

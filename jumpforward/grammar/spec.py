@@ -1,0 +1,197 @@
+"""What the user writes, parsed: a JSON Schema, a regex, an EBNF or Lark grammar, a choice, a structural tag.
+
+xgrammar does the parsing. A :class:`Grammar` knows no tokens; an engine compiles it once for its
+vocabulary and shares the result between requests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from jumpforward.errors import GrammarError, OptionError
+from jumpforward.grammar import schema_checks
+from jumpforward.grammar.bytewise import ByteWalker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import xgrammar
+    from pydantic import BaseModel
+
+Whitespace = Literal["fixed", "compact", "flexible"]
+Kind = Literal["json_schema", "regex", "ebnf", "lark", "choice", "structural_tag"]
+
+_SEPARATORS: dict[str, tuple[str, str]] = {"fixed": (", ", ": "), "compact": (",", ":")}
+
+
+@dataclass(frozen=True, eq=False)
+class Grammar:
+    """A parsed grammar. Make one with :func:`json_schema`, :func:`regex` and their neighbours.
+
+    Attributes:
+        kind: which function made it.
+        source: what the user wrote, as text.
+        rules: xgrammar's form of it.
+        schema: the JSON Schema, where there is one.
+        model: the pydantic model, where the schema came from one.
+    """
+
+    kind: Kind
+    source: str
+    rules: xgrammar.Grammar = field(repr=False)
+    schema: Any = None
+    model: type[BaseModel] | None = None
+
+    @cached_property
+    def has_multibyte_literals(self) -> bool:
+        """Whether a character outside ASCII is written out somewhere in the rules.
+
+        Only then can the forced bytes end inside a character.
+        """
+        rules = str(self.rules).replace("\\\\", "")
+        return re.search(r"\\x[89a-fA-F]|\\u|\\U|[^\x00-\x7f]", rules) is not None
+
+    def walker(self) -> ByteWalker:
+        """Return a new position at the start of the grammar that moves by bytes."""
+        return ByteWalker(self.rules)
+
+    def accepts(self, data: bytes) -> bool:
+        """Return whether ``data`` is a complete output."""
+        walker = self.walker()
+        return walker.consume(data) and walker.is_accepting
+
+    def parse(self, text: str) -> Any:
+        """Return a complete output's value: a pydantic object, a JSON value, or the text itself.
+
+        Raises ``pydantic.ValidationError`` where the model has rules that no schema can state.
+        """
+        if self.kind != "json_schema":
+            return text
+        return json.loads(text) if self.model is None else self.model.model_validate_json(text)
+
+
+def json_schema(
+    schema: Mapping[str, Any] | str | bool | type[BaseModel],
+    *,
+    whitespace: Whitespace = "fixed",
+    max_whitespace: int | None = 32,
+    strict: bool = True,
+) -> Grammar:
+    """Return the grammar of the JSON documents that a schema describes, keys in the schema's order.
+
+    Args:
+        schema: a schema as a dictionary, as JSON text, or a pydantic model.
+        whitespace: ``"fixed"`` writes ``, `` and ``: `` and nothing else, as ``json.dumps`` does,
+            so that separators are forced; ``"compact"`` writes ``,`` and ``:``; ``"flexible"``
+            leaves whitespace to the model, and almost nothing is forced behind the first brace.
+        max_whitespace: with ``"flexible"``, the most whitespace characters in one place, so that a
+            model cannot fill its budget with them. None sets no limit.
+        strict: no properties or items beyond those that the schema names. False follows the JSON
+            Schema standard, where an object is open unless it says otherwise.
+
+    Raises:
+        GrammarError: not JSON, not a schema, or a schema that xgrammar refuses; the message says
+            which part. Also where a number would come out as another number.
+
+    Warns:
+        GrammarWarning: a part of the schema has no effect on the grammar.
+
+    A ``pattern`` is matched against the whole string (the standard searches inside it).
+    """
+    if whitespace not in get_args(Whitespace):
+        raise OptionError("whitespace", whitespace, f"one of {', '.join(get_args(Whitespace))}")
+    if max_whitespace is not None and max_whitespace < 1:
+        raise OptionError("max_whitespace", max_whitespace, "at least 1, or None for no limit")
+    value, model = schema_checks.load(schema)
+
+    def convert(part: Any) -> xgrammar.Grammar:
+        import xgrammar
+
+        flexible = whitespace == "flexible"
+        return xgrammar.Grammar.from_json_schema(
+            json.dumps(part),
+            any_whitespace=flexible,
+            separators=None if flexible else _SEPARATORS[whitespace],
+            max_whitespace_cnt=max_whitespace if flexible else None,
+            strict_mode=strict,
+        )
+
+    rules = schema_checks.convert(value, convert)
+    schema_checks.check_numbers(value, lambda part: ByteWalker(convert(part)).forced_bytes())
+    schema_checks.warn_of_ignored_keywords(value)
+    return Grammar("json_schema", json.dumps(value), rules, value, model)
+
+
+def regex(pattern: str) -> Grammar:
+    """Return the grammar of the strings that ``pattern`` matches from end to end.
+
+    Raises:
+        GrammarError: the pattern does not parse, or uses what no automaton can do (look-around,
+            back-references) or xgrammar does not support (flags, word boundaries).
+    """
+    return Grammar("regex", pattern, _rules("regex", lambda xgr: xgr.Grammar.from_regex(pattern)))
+
+
+def ebnf(rules: str, *, root: str = "root") -> Grammar:
+    """Return the grammar written in EBNF, in the dialect that llama.cpp calls GBNF.
+
+    Raises:
+        GrammarError: the rules do not parse; the message names line and column.
+    """
+    parsed = _rules("ebnf", lambda xgr: xgr.Grammar.from_ebnf(rules, root_rule_name=root))
+    return Grammar("ebnf", rules, parsed)
+
+
+def lark(rules: str) -> Grammar:
+    """Return the grammar written in Lark's notation, with ``start`` as its first rule.
+
+    Raises:
+        GrammarError: the rules do not parse; the message names line and column.
+    """
+    return Grammar("lark", rules, _rules("lark", lambda xgr: xgr.Grammar.from_lark(rules)))
+
+
+def choice(options: Iterable[str]) -> Grammar:
+    """Return the grammar of exactly these strings.
+
+    Raises:
+        GrammarError: there are none, or one is not a string.
+    """
+    members = [options] if isinstance(options, str) else list(dict.fromkeys(options))
+    if not members:
+        raise GrammarError("choice", "expected at least one string, got none")
+    for member in members:
+        if not isinstance(member, str):
+            raise GrammarError("choice", f"expected strings, got {member!r}")
+    # JSON's escapes are EBNF's too; only what must be escaped is, so that no surrogates appear.
+    literals = [json.dumps(member, ensure_ascii=False).replace("\x7f", "\\x7f") for member in members]
+    rules = "root ::= " + " | ".join(literals)
+    parsed = _rules("choice", lambda xgr: xgr.Grammar.from_ebnf(rules))
+    return Grammar("choice", json.dumps(members), parsed)
+
+
+def structural_tag(tag: Mapping[str, Any] | str | Any) -> Grammar:
+    """Return the grammar of free text with constrained parts, as xgrammar's structural tags describe it.
+
+    Tags begin and end with text; those that name a special token by its id are not supported.
+
+    Raises:
+        GrammarError: the tag is not valid; the message says where.
+    """
+    value = dict(tag) if isinstance(tag, dict) else tag
+    rules = _rules("structural_tag", lambda xgr: xgr.Grammar.from_structural_tag(value))
+    source = value if isinstance(value, str) else json.dumps(value, default=str)
+    return Grammar("structural_tag", source, rules)
+
+
+def _rules(kind: Kind, parse: Callable[[Any], xgrammar.Grammar]) -> xgrammar.Grammar:
+    import xgrammar
+
+    try:
+        return parse(xgrammar)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise GrammarError(kind, schema_checks.reason_of(error)) from error

@@ -1,0 +1,1 @@
+"""One request's place in its grammar, over one vocabulary."""

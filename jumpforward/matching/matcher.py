@@ -1,0 +1,49 @@
+"""The protocol that every matcher keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Matcher(Protocol):
+    """One request's place in a grammar. Queries change nothing; a refused token changes nothing."""
+
+    def consume(self, token: int) -> bool:
+        """Move over a token, an end token included; False, and no move, where it is not legal."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last ``num_tokens`` tokens."""
+        ...
+
+    def fork(self) -> Matcher:
+        """Return an independent matcher at the same place."""
+        ...
+
+    def forced_bytes(self) -> bytes:
+        """Return the bytes that every completion starts with, up to where the output may end."""
+        ...
+
+    def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
+        """Write the legal tokens into a row of ``bitmask``: int32, (rows, ceil(width / 32)), 1 = legal.
+
+        Nothing is legal behind an end token.
+        """
+        ...
+
+    def live_bytes(self) -> bytes:
+        """Return the bytes that may come next, in ascending order. For messages: slow."""
+        ...
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the output so far is complete."""
+        ...
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether an end token has been consumed."""
+        ...

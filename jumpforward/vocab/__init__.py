@@ -1,0 +1,1 @@
+"""Bytes to tokens and back. Nothing here knows a grammar."""

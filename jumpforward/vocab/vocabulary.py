@@ -1,0 +1,170 @@
+"""Token id to bytes, by the tokenizer's own rules.
+
+``decode`` is never asked: it drops spaces before punctuation, and turns half a character into U+FFFD.
+What a token stands for follows from the tokenizer's decoder: byte-level alphabets (GPT-2's) and
+SentencePiece-style pieces with byte fallback are read here; other kinds are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from jumpforward.errors import TokenizerError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """What every token id stands for.
+
+    Attributes:
+        token_bytes: the bytes of each id in ``range(width)``; empty for special, end and padded ids.
+        special_ids: ids that never stand for text, the end ids among them.
+        end_ids: the ids that end an output, in ascending order; at least one.
+        num_tokens: how many ids the tokenizer knows; ids from there to ``width`` are padding.
+    """
+
+    token_bytes: tuple[bytes, ...]
+    special_ids: frozenset[int]
+    end_ids: tuple[int, ...]
+    num_tokens: int
+
+    @property
+    def width(self) -> int:
+        """How many logits the model gives, which can exceed the number of tokens."""
+        return len(self.token_bytes)
+
+    @cached_property
+    def spellable_bytes(self) -> frozenset[int]:
+        """The byte values that begin some token."""
+        return frozenset(token[0] for token in self.token_bytes if token)
+
+    def text_bytes(self, ids: Iterable[int]) -> bytes:
+        """Return the bytes that ``ids`` stand for, one after the other."""
+        return b"".join(map(self.token_bytes.__getitem__, ids))
+
+    @classmethod
+    def from_tokenizer(
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        width: int | None = None,
+        end_ids: Sequence[int] | None = None,
+    ) -> Vocabulary:
+        """Read a fast tokenizer's vocabulary.
+
+        Args:
+            tokenizer: a tokenizer with a ``tokenizers`` backend.
+            width: how many logits the model gives; by default as many as the tokenizer has ids.
+            end_ids: the ids that end an output; by default the tokenizer's end-of-text token.
+
+        Raises:
+            TokenizerError: a slow tokenizer, one without a byte table, or one without an end.
+        """
+        spec = backend_spec(tokenizer)
+        to_bytes = _token_reader(spec)
+        added = {token["id"]: token for token in spec["added_tokens"]}
+        vocabulary = tokenizer.get_vocab()
+        num_tokens = max(vocabulary.values()) + 1
+        ends = tuple(sorted(set(_default_ends(tokenizer) if end_ids is None else end_ids)))
+        special = {index for index, token in added.items() if token["special"]}
+        special |= {vocabulary[spec["model"]["unk_token"]]} if spec["model"].get("unk_token") in vocabulary else set()
+        special |= set(tokenizer.all_special_ids) | set(ends)
+
+        width = num_tokens if width is None else width
+        token_bytes = [b""] * width
+        for piece, index in vocabulary.items():
+            if index < width and index not in special:
+                token_bytes[index] = piece.encode() if index in added else to_bytes(piece)
+        if not ends or ends[-1] >= width:
+            raise TokenizerError(
+                f"expected an end-of-text token among the model's {width} ids, got {list(ends)}; "
+                "set tokenizer.eos_token, or eos_token_id in the model's generation config"
+            )
+        return cls(tuple(token_bytes), frozenset(special), ends, min(num_tokens, width))
+
+
+def backend_spec(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return the tokenizer's own description of itself: its ``tokenizer.json``."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not hasattr(backend, "to_str"):
+        raise TokenizerError(
+            f"expected a fast tokenizer, got {type(tokenizer).__name__}, which is a slow one; "
+            "load it with AutoTokenizer.from_pretrained(..., use_fast=True)"
+        )
+    spec: dict[str, Any] = json.loads(backend.to_str())
+    return spec
+
+
+def components(part: Any) -> list[dict[str, Any]]:
+    """Return a tokenizer component as the flat list of its steps, in order."""
+    if part is None:
+        return []
+    if part["type"] != "Sequence":
+        return [part]
+    inner = next(value for key, value in part.items() if isinstance(value, list))
+    return [step for item in inner for step in components(item)]
+
+
+def _default_ends(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+
+
+def _token_reader(spec: dict[str, Any]) -> Any:
+    """Return the function from a vocabulary entry to its bytes."""
+    decoder = components(spec["decoder"])
+    kinds = {step["type"] for step in decoder}
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if "ByteFallback" in kinds or spec["model"].get("byte_fallback"):
+        return _byte_fallback(decoder)
+    raise TokenizerError(
+        f"expected a byte-level or byte-fallback tokenizer, got a {spec['model']['type']} model with the decoder "
+        f"{sorted(kinds)}: its tokens have no byte strings, so that some text could never be spelled"
+    )
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return GPT-2's letters for the 256 bytes: printable ones stand for themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in printable]
+    letters = {chr(value): value for value in printable}
+    return letters | {chr(256 + index): value for index, value in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+BYTE_LETTERS = {value: letter for letter, value in _ALPHABET.items()}
+
+
+def _byte_level(piece: str) -> bytes:
+    if all(letter in _ALPHABET for letter in piece):
+        return bytes(map(_ALPHABET.__getitem__, piece))
+    return piece.encode()  # as the decoder does with a piece outside its alphabet
+
+
+def _byte_fallback(decoder: list[dict[str, Any]]) -> Any:
+    """SentencePiece-style pieces: a byte by name, or text with a letter that stands for the space."""
+    replacements = [
+        (step["pattern"]["String"], step["content"])
+        for step in decoder
+        if step["type"] == "Replace" and "String" in step["pattern"]
+    ]
+    replacements += [(step["replacement"], " ") for step in decoder if step["type"] == "Metaspace"]
+
+    def to_bytes(piece: str) -> bytes:
+        if match := _BYTE_PIECE.fullmatch(piece):
+            return bytes([int(match[1], 16)])
+        for old, new in replacements:
+            piece = piece.replace(old, new)
+        return piece.encode()
+
+    return to_bytes
