@@ -1,3 +1,79 @@
-"""Grammar-constrained generation on Hugging Face models with fewer forward passes."""
+"""Grammar-constrained generation on Hugging Face models with fewer forward passes.
+
+    import jumpforward as jf
+
+    engine = jf.Engine.from_pretrained()
+    result = engine.generate("Name a colour: ", jf.choice(["red", "green", "blue"]))
+
+Importing this is cheap: torch and transformers are loaded by the first use of :class:`Engine` or of a grammar.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jumpforward.errors import (
+    BadLogitsError,
+    EmptyMaskError,
+    GenerationError,
+    GrammarError,
+    GrammarWarning,
+    JumpForwardError,
+    ModelError,
+    ModelNotFoundError,
+    OptionError,
+    PromptError,
+    RollbackUnsupportedError,
+    TokenizerError,
+    TokenRejectedError,
+)
+from jumpforward.grammar.spec import Grammar, choice, ebnf, json_schema, lark, regex, structural_tag
+from jumpforward.stats import Provenance, Stats
+
+if TYPE_CHECKING:
+    from jumpforward.engine.engine import Engine, TextPieces
+    from jumpforward.engine.result import Result
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "BadLogitsError",
+    "EmptyMaskError",
+    "Engine",
+    "GenerationError",
+    "Grammar",
+    "GrammarError",
+    "GrammarWarning",
+    "JumpForwardError",
+    "ModelError",
+    "ModelNotFoundError",
+    "OptionError",
+    "PromptError",
+    "Provenance",
+    "Result",
+    "RollbackUnsupportedError",
+    "Stats",
+    "TextPieces",
+    "TokenRejectedError",
+    "TokenizerError",
+    "choice",
+    "ebnf",
+    "json_schema",
+    "lark",
+    "regex",
+    "structural_tag",
+]
+
+_LATE = {
+    "Engine": "jumpforward.engine.engine",
+    "TextPieces": "jumpforward.engine.engine",
+    "Result": "jumpforward.engine.result",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs torch when it is first asked for."""
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""What goes into a chunk, and what is kept of it. No model here."""

@@ -1,0 +1,37 @@
+"""Verification: a draft and the model's choices to the tokens that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jumpforward.decoding.drafts import Draft
+from jumpforward.stats import Provenance
+
+
+class Kept(NamedTuple):
+    """A token that joins the output. ``token`` is None where the model's logits permitted no legal one."""
+
+    token: int | None
+    provenance: Provenance
+
+
+def verify(draft: Draft, choices: Mapping[int, int | None]) -> list[Kept]:
+    """Return the tokens that ordinary decoding would have made, as far as the draft tells.
+
+    ``choices`` gives the model's choice, under the mask and the position's own random number, for every open row.
+    The draft is a guess of one token a position, so a draft token is kept exactly when it is the choice; the first
+    choice that differs is kept in its place and ends the run, as it does in ordinary decoding.
+    """
+    kept: list[Kept] = []
+    for row, (token, certain) in enumerate(zip(draft.tokens, draft.is_certain, strict=True)):
+        if certain:
+            kept.append(Kept(token, Provenance.FORCED))
+        elif choices[row] == token:
+            kept.append(Kept(token, Provenance.DRAFTED))
+        else:
+            kept.append(Kept(choices[row], Provenance.SAMPLED))
+            return kept
+    if draft.has_next:
+        kept.append(Kept(choices[len(draft.tokens)], Provenance.SAMPLED))
+    return kept

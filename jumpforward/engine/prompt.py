@@ -1,0 +1,56 @@
+"""What the user calls a prompt, to ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jumpforward.errors import PromptError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[Message]
+
+
+def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: int) -> tuple[int, ...]:
+    """Return the ids of a prompt: text as it is, or chat messages through the tokenizer's template.
+
+    Raises:
+        PromptError: nothing to continue from, neither text nor messages, no chat template, or no room for a token.
+    """
+    ids = _text_ids(prompt, tokenizer) if isinstance(prompt, str) else _chat_ids(prompt, tokenizer)
+    if not ids:
+        raise PromptError("the prompt is empty: expected text or chat messages to continue from")
+    if len(ids) >= max_length:
+        raise PromptError(
+            f"the prompt has {len(ids)} tokens and the model's context {max_length}: expected room for at least one "
+            "more; shorten the prompt or use a model with a longer context"
+        )
+    return tuple(ids)
+
+
+def _text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    ids: list[int] = tokenizer(text)["input_ids"] if text else []
+    return ids
+
+
+def _chat_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    if not isinstance(messages, Sequence) or not all(_is_message(message) for message in messages):
+        raise PromptError(
+            f"expected text, or a list of messages with 'role' and 'content', got {type(messages).__name__}"
+        )
+    if not messages:
+        return []
+    if tokenizer.chat_template is None:
+        raise PromptError("this tokenizer has no chat template: expected the prompt as one string")
+    encoded = tokenizer.apply_chat_template(
+        [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
+    )
+    ids: list[int] = encoded["input_ids"]
+    return ids
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and "role" in message and "content" in message

@@ -1,0 +1,199 @@
+"""The only file that calls ``model.forward``, and what is found out about a model before it is used."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from jumpforward.engine.cache import KVCache, LayerKind, layer_kinds
+from jumpforward.errors import ModelError, RollbackUnsupportedError
+
+_PROBE_IDS = (0, 1, 1, 0, 1, 0)  # ids that every vocabulary has
+_PROBE_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # of the logits' spread; a wrong cache is off by about 1
+_LOW_PRECISION_TOLERANCE = 0.15
+
+
+class SequenceCache(Protocol):
+    """What a request keeps between forward passes: :class:`KVCache`, or the model's own cache."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of cached tokens of each row."""
+        ...
+
+    def crop(self, length: int, row: int = 0) -> None:
+        """Forget what a row holds behind its first ``length`` tokens."""
+        ...
+
+
+class NativeCache:
+    """The model's own cache, for models that keep a recurrent state: one row, forward only."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+        self.length = 0
+        self.states: Any = None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of cached tokens."""
+        return (self.length,)
+
+    def crop(self, length: int, row: int = 0) -> None:
+        """Do nothing at the present length; refuse every other."""
+        if row or length != self.length:
+            raise RollbackUnsupportedError(f"this model cannot go back in its sequence: {self._reason}")
+
+
+class Runner:
+    """Runs one model.
+
+    Attributes:
+        model: the model, in evaluation mode.
+        width: how many logits it gives.
+        max_length: the longest sequence it takes, in tokens.
+        no_rollback_reason: why its cache cannot be cropped; None where it can.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Look at a causal language model, and try out its cache on a few tokens.
+
+        Raises:
+            ModelError: it is not a decoder that maps ids to logits.
+        """
+        self.config = _checked_config(model)
+        self.model = model.eval()
+        text_config = self.config.get_text_config(decoder=True)
+        self.max_length = int(getattr(text_config, "max_position_embeddings", None) or 2**31)
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._takes_positions = "position_ids" in parameters
+        self._takes_keep = "logits_to_keep" in parameters
+        # Eager attention adds its mask to the scores; SDPA takes booleans.
+        self._mask_dtype = model.dtype if getattr(self.config, "_attn_implementation", None) == "eager" else None
+        self._takes_chunks = True
+        self.width, self._kinds, self.no_rollback_reason = self._probe()
+
+    def new_cache(self, num_rows: int = 1) -> SequenceCache:
+        """Return an empty cache.
+
+        Raises:
+            RollbackUnsupportedError: several rows, for a model that needs its own cache.
+        """
+        if self.no_rollback_reason is None:
+            return KVCache(self._kinds, num_rows)
+        if num_rows != 1:
+            raise RollbackUnsupportedError(f"only one row at a time: {self.no_rollback_reason}")
+        return NativeCache(self.no_rollback_reason)
+
+    def pieces(self, cache: SequenceCache, chunk: Sequence[int]) -> list[Sequence[int]]:
+        """Return the parts in which a chunk must be fed: itself, but for models whose state takes single tokens."""
+        whole = self._takes_chunks or cache.lengths[0] == 0
+        return [chunk] if whole else [[token] for token in chunk]
+
+    @torch.inference_mode()
+    def forward(
+        self, cache: SequenceCache, chunks: Sequence[Sequence[int]], keep: Sequence[Sequence[int]]
+    ) -> list[torch.Tensor]:
+        """Feed each row its chunk, and return the logits at the positions to keep, one tensor a row.
+
+        Args:
+            cache: the rows' past; it holds the chunks afterwards.
+            chunks: for each row the ids that follow what is cached; at least one row is not empty.
+            keep: for each row, ascending indices into its chunk.
+
+        Returns:
+            for each row, float32 logits of shape (kept, width), free for the caller to overwrite.
+        """
+        if isinstance(cache, NativeCache):
+            return [self._forward_native(cache, chunks[0], keep[0])]
+        if not isinstance(cache, KVCache):
+            raise TypeError(f"expected a cache of new_cache(), got {type(cache).__name__}")
+        len_chunk = max(map(len, chunks))
+        device = self.model.device
+        ids = torch.tensor([[*chunk, *[0] * (len_chunk - len(chunk))] for chunk in chunks], device=device)
+        cache.begin(len_chunk)
+        positions = {"position_ids": cache.positions(device)} if self._takes_positions else {}
+        mask = cache.attention_mask(device, self._mask_dtype)
+        wanted = sorted(set().union(*keep))
+        output = self._call(ids, cache, wanted, attention_mask=mask, **positions)
+        cache.advance([len(chunk) for chunk in chunks])
+        index = {position: place for place, position in enumerate(wanted)}
+        if len(chunks) == 1:
+            return [output.logits[0].float()]
+        return [output.logits[row, [index[position] for position in kept]].float() for row, kept in enumerate(keep)]
+
+    def _call(self, ids: torch.Tensor, states: Any, wanted: Sequence[int], **arguments: Any) -> Any:
+        """Call the model; its output's logits are those of the wanted positions only."""
+        if self._takes_keep:
+            arguments["logits_to_keep"] = torch.tensor(wanted, device=ids.device, dtype=torch.long)
+        arguments[self._cache_argument] = states
+        output = self.model(input_ids=ids, use_cache=True, **arguments)
+        if not self._takes_keep:
+            output.logits = output.logits[:, list(wanted)]
+        return output
+
+    def _forward_native(self, cache: NativeCache, chunk: Sequence[int], keep: Sequence[int]) -> torch.Tensor:
+        output = self._call(torch.tensor([list(chunk)], device=self.model.device), cache.states, keep)
+        cache.states = getattr(output, self._cache_argument, None)
+        if cache.states is None:
+            raise ModelError(f"{type(self.model).__name__} gives no cache back, so that nothing can be continued")
+        cache.length += len(chunk)
+        logits: torch.Tensor = output.logits[0]
+        return logits.float()
+
+    def _probe(self) -> tuple[int, list[LayerKind], str | None]:
+        """Return the width, the kinds of the layers, and why the cache cannot be cropped if it cannot."""
+        ids = torch.tensor([_PROBE_IDS], device=self.model.device)
+        with torch.inference_mode():
+            reference = self.model(input_ids=ids, use_cache=False).logits[0].float()  # (ids, width)
+        kinds = layer_kinds(self.config)
+        if isinstance(kinds, str):
+            reason: str | None = kinds
+        else:
+            reason = _failure(lambda: self._with_rollback(kinds), reference[-1], self.model.dtype)
+        if reason is not None:
+            self._takes_chunks = _failure(self._without_rollback, reference[-1], self.model.dtype) is None
+        return reference.shape[-1], [] if isinstance(kinds, str) else kinds, reason
+
+    def _with_rollback(self, kinds: list[LayerKind]) -> list[torch.Tensor]:
+        """Return the probe's last logits from two ragged rows, one of them with a wrong turn."""
+        cache = KVCache(kinds, num_rows=2)
+        self.forward(cache, [_PROBE_IDS[:3], _PROBE_IDS[:1]], [[], []])
+        self.forward(cache, [_PROBE_IDS[:2], _PROBE_IDS[1:3]], [[0], []])
+        cache.crop(3, 0)
+        return self.forward(cache, [_PROBE_IDS[3:], _PROBE_IDS[3:]], [[2], [2]])
+
+    def _without_rollback(self) -> list[torch.Tensor]:
+        """Return the probe's last logits from the model's own cache, fed in two chunks."""
+        cache = NativeCache("")
+        self.forward(cache, [_PROBE_IDS[:3]], [[2]])
+        return self.forward(cache, [_PROBE_IDS[3:]], [[2]])
+
+
+def _failure(
+    attempt: Callable[[], list[torch.Tensor]], reference: torch.Tensor, dtype: torch.dtype
+) -> str | None:
+    """Say how an attempt at the probe's last logits fails, if it does."""
+    try:
+        worst = max(float((logits[0] - reference).abs().max()) for logits in attempt())
+    except _PROBE_ERRORS as error:
+        return f"a cache of ours does not fit it ({type(error).__name__}: {error})"
+    allowed = _TOLERANCE.get(dtype, _LOW_PRECISION_TOLERANCE) * (float(reference.std()) or 1.0)
+    return None if worst <= allowed else f"with a cache of ours its logits differ by {worst:.3g} from a plain pass"
+
+
+def _checked_config(model: Any) -> Any:
+    config = getattr(model, "config", None)
+    if config is None or not callable(getattr(model, "forward", None)):
+        raise ModelError(f"expected a Hugging Face causal language model, got {type(model).__name__}")
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"{type(model).__name__} is an encoder-decoder model: expected a decoder-only model, such as "
+            "AutoModelForCausalLM gives"
+        )
+    return config

@@ -1,0 +1,87 @@
+"""One sequence: its ids, where each came from, its bytes, and how it ended. No tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ids
+from typing import Literal
+
+from jumpforward.stats import Provenance
+from jumpforward.vocab.vocabulary import Vocabulary
+
+FinishReason = Literal["end", "length", "stop"]
+
+
+class Sequence:
+    """A prompt and its output so far.
+
+    Attributes:
+        prompt_ids: the prompt's tokens, which never change.
+        output_ids: the output's tokens, an end token included.
+        provenance: for each output token, who chose it.
+        logprobs: for each output token, the model's log-probability of it where one is known.
+        data: the output's bytes, cut in front of a stop string.
+        finish_reason: why it ended; None while it goes on.
+    """
+
+    def __init__(
+        self, prompt_ids: Ids[int], vocabulary: Vocabulary, *, max_new_tokens: int, stop: Ids[bytes] = ()
+    ) -> None:
+        self.prompt_ids = tuple(prompt_ids)
+        self.output_ids: list[int] = []
+        self.provenance: list[Provenance] = []
+        self.logprobs: list[float | None] = []
+        self.data = bytearray()
+        self.finish_reason: FinishReason | None = None
+        self._vocabulary = vocabulary
+        self._max_new_tokens = max_new_tokens
+        self._stop = stop
+
+    def __len__(self) -> int:
+        """Return the number of tokens, the prompt's included."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_left(self) -> int:
+        """How many tokens the output has room for."""
+        return self._max_new_tokens - len(self.output_ids)
+
+    def tokens_from(self, start: int) -> list[int]:
+        """Return the sequence's tokens from index ``start`` on: with the cached length, what is not cached."""
+        len_prompt = len(self.prompt_ids)
+        return [*self.prompt_ids[start:], *self.output_ids[max(0, start - len_prompt) :]]
+
+    def append(self, token: int, provenance: Provenance) -> None:
+        """Add a token. It may end the sequence: by what it is, by what it spells, or by being the last."""
+        self.output_ids.append(token)
+        self.provenance.append(provenance)
+        self.logprobs.append(None)
+        if token in self._vocabulary.end_ids:
+            self.finish_reason = "end"
+            return
+        self._spell(self._vocabulary.token_bytes[token])
+        if self.finish_reason is None and self.num_left == 0:
+            self.finish_reason = "length"
+
+    def _spell(self, new: bytes) -> None:
+        """Add bytes, and end in front of the first stop string that they complete."""
+        longest = max(map(len, self._stop), default=0)
+        searched_from = max(0, len(self.data) - longest + 1)
+        self.data += new
+        found = [at for stop in self._stop if (at := self.data.find(stop, searched_from)) >= 0]
+        if found:
+            del self.data[min(found) :]
+            self.finish_reason = "stop"
+
+    @property
+    def num_certain_bytes(self) -> int:
+        """How many of the bytes are sure to be in the final text: all that no stop string can still take back."""
+        if self.finish_reason is not None:
+            return len(self.data)
+        pending = (_len_overlap(self.data, stop) for stop in self._stop)
+        return len(self.data) - max(pending, default=0)
+
+
+def _len_overlap(data: bytearray, stop: bytes) -> int:
+    """Return the length of the longest end of ``data`` with which ``stop`` begins."""
+    longest = min(len(data), len(stop) - 1)
+    return next((length for length in range(longest, 0, -1) if data.endswith(stop[:length])), 0)

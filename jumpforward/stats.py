@@ -1,0 +1,157 @@
+"""What happened in a request, as numbers that add up."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+class Provenance(StrEnum):
+    """Who chose a token."""
+
+    SAMPLED = "sampled"  # the model, at a position of its own
+    FORCED = "forced"  # the grammar: the only legal token, or a stable spelling of forced text
+    DRAFTED = "drafted"  # a drafter, and the model would have chosen the same
+
+
+class Stats(BaseModel):
+    """The account of one request.
+
+    ``num_sampled + num_forced + num_drafted == num_output_tokens``,
+    ``num_drafted + num_rejected == num_proposed``, and the chunks' tokens are the prompt's, the output's (but for
+    those that nothing followed) and those of rejected drafts.
+
+    Attributes:
+        policy: the policy that ran.
+        num_prompt_tokens: tokens of the prompt.
+        num_output_tokens: tokens of the output, an end token included.
+        num_sampled: of these, chosen by the model one by one.
+        num_forced: of these, decided by the grammar without asking the model.
+        num_drafted: of these, proposed by a drafter and confirmed by the model.
+        num_proposed: draft tokens that the model was asked about.
+        num_rejected: of these, not kept: a token that the model would not have chosen, and those behind it.
+        num_forward_passes: calls of the model, the prompt's included.
+        chunk_lengths: how many passes fed how many tokens, as {length: passes}; the prompt's pass is one of them.
+        compile_s: seconds spent compiling the grammar; near 0 when it was compiled before.
+        model_s: seconds inside the model's forward.
+        mask_s: seconds spent filling masks and walking the matcher along drafts.
+        boundary_s: seconds spent finding forced text and its tokens.
+        choice_s: seconds spent masking logits and choosing tokens (on a GPU: and waiting for them).
+        total_s: seconds in all, from the request to its last token.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    policy: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_sampled: int
+    num_forced: int
+    num_drafted: int
+    num_proposed: int
+    num_rejected: int
+    num_forward_passes: int
+    chunk_lengths: dict[int, int]
+    compile_s: float
+    model_s: float
+    mask_s: float
+    boundary_s: float
+    choice_s: float
+    total_s: float
+
+    @property
+    def passes_per_token(self) -> float:
+        """Forward passes divided by output tokens: 1 for ordinary decoding."""
+        return self.num_forward_passes / max(1, self.num_output_tokens)
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds outside the model's forward, compiling left aside."""
+        return self.total_s - self.model_s - self.compile_s
+
+    def table(self) -> Table:
+        """Return the account as a table for a terminal."""
+        from rich.table import Table
+
+        table = Table(title=f"policy {self.policy}", title_justify="left", show_header=False)
+        table.add_column(style="bold")
+        table.add_column(justify="right")
+        for name, value in self._rows():
+            table.add_row(name, value)
+        return table
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        total = max(1, self.num_output_tokens)
+        yield "forward passes", f"{self.num_forward_passes} ({self.passes_per_token:.2f} a token)"
+        yield "prompt tokens", str(self.num_prompt_tokens)
+        yield "output tokens", str(self.num_output_tokens)
+        for name, count in (
+            ("sampled", self.num_sampled),
+            ("forced", self.num_forced),
+            ("drafted", self.num_drafted),
+        ):
+            yield f"  {name}", f"{count} ({100 * count / total:.0f} %)"
+        yield "draft tokens rejected", f"{self.num_rejected} of {self.num_proposed}"
+        yield "chunk lengths", "  ".join(f"{length}×{count}" for length, count in sorted(self.chunk_lengths.items()))
+        yield "seconds", f"{self.total_s:.3f}"
+        for name in ("model", "mask", "boundary", "choice", "compile"):
+            yield f"  {name}", f"{getattr(self, f'{name}_s'):.3f}"
+
+    def __str__(self) -> str:
+        """Return the account as text, one line a number."""
+        return f"policy {self.policy}\n" + "\n".join(f"{name:<22} {value}" for name, value in self._rows())
+
+
+@dataclass
+class Counters:
+    """The account while it is being written."""
+
+    num_proposed: int = 0
+    num_rejected: int = 0
+    chunk_lengths: Counter[int] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    started_s: float = field(default_factory=time.perf_counter)
+    _nested_s: float = 0.0
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Add the block's duration to the seconds of ``what``, without that of timed blocks inside it."""
+        outer_nested_s, self._nested_s = self._nested_s, 0.0
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed_s = time.perf_counter() - start
+            self.seconds[what] += elapsed_s - self._nested_s
+            self._nested_s = outer_nested_s + elapsed_s
+
+    def close(self, policy: str, num_prompt_tokens: int, provenance: list[Provenance]) -> Stats:
+        """Return the account of a request that ends now."""
+        kinds = Counter(provenance)
+        seconds = {
+            f"{name}_s": float(self.seconds[name]) for name in ("compile", "model", "mask", "boundary", "choice")
+        }
+        return Stats(
+            policy=policy,
+            num_prompt_tokens=num_prompt_tokens,
+            num_output_tokens=len(provenance),
+            num_sampled=kinds[Provenance.SAMPLED],
+            num_forced=kinds[Provenance.FORCED],
+            num_drafted=kinds[Provenance.DRAFTED],
+            num_proposed=self.num_proposed,
+            num_rejected=self.num_rejected,
+            num_forward_passes=sum(self.chunk_lengths.values()),
+            chunk_lengths=dict(self.chunk_lengths),
+            total_s=time.perf_counter() - self.started_s,
+            **seconds,
+        )
