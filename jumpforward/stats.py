@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -102,7 +102,10 @@ class Stats(BaseModel):
         ):
             yield f"  {name}", f"{count} ({100 * count / total:.0f} %)"
         yield "draft tokens rejected", f"{self.num_rejected} of {self.num_proposed}"
-        yield "chunk lengths", "  ".join(f"{length}×{count}" for length, count in sorted(self.chunk_lengths.items()))
+        yield (
+            "chunk lengths",
+            "  ".join(f"{length}×{count}" for length, count in sorted(self.chunk_lengths.items())),
+        )
         yield "seconds", f"{self.total_s:.3f}"
         for name in ("model", "mask", "boundary", "choice", "compile"):
             yield f"  {name}", f"{getattr(self, f'{name}_s'):.3f}"
@@ -119,7 +122,7 @@ class Counters:
     num_proposed: int = 0
     num_rejected: int = 0
     chunk_lengths: Counter[int] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     started_s: float = field(default_factory=time.perf_counter)
     _nested_s: float = 0.0
 
@@ -138,9 +141,7 @@ class Counters:
     def close(self, policy: str, num_prompt_tokens: int, provenance: list[Provenance]) -> Stats:
         """Return the account of a request that ends now."""
         kinds = Counter(provenance)
-        seconds = {
-            f"{name}_s": float(self.seconds[name]) for name in ("compile", "model", "mask", "boundary", "choice")
-        }
+        seconds = {f"{name}_s": self.seconds[name] for name in ("compile", "model", "mask", "boundary", "choice")}
         return Stats(
             policy=policy,
             num_prompt_tokens=num_prompt_tokens,

@@ -1,8 +1,8 @@
 """Small stand-ins for a tokenizer and a model, for tests of code that works with jumpforward.
 
-    tokenizer = toy_tokenizer(["ab", "abc"])
-    model = ScriptedModel(lambda ids: favour(tokenizer, ids), width=len(tokenizer))
-    engine = jumpforward.Engine(model, tokenizer)
+tokenizer = toy_tokenizer(["ab", "abc"])
+model = ScriptedModel(lambda ids: favour(tokenizer, ids), width=len(tokenizer))
+engine = jumpforward.Engine(model, tokenizer)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from jumpforward.vocab.vocabulary import BYTE_LETTERS
@@ -58,13 +58,8 @@ class ScriptedModel(torch.nn.Module):
     def __init__(self, script: Callable[[Sequence[int]], Any], width: int, *, max_length: int = 4096) -> None:
         super().__init__()
         self.script = script
-        self.config = PreTrainedConfig(
-            vocab_size=width,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            hidden_size=1,
-            max_position_embeddings=max_length,
-        )
+        # Any configuration of a model with one layer that attends to everything.
+        self.config = LlamaConfig(vocab_size=width, num_hidden_layers=1, max_position_embeddings=max_length)
         self.config._attn_implementation = "sdpa"
         self.anchor = torch.nn.Parameter(torch.zeros(1))  # gives the module a device and a dtype
         self.calls: list[list[list[int]]] = []
@@ -85,7 +80,7 @@ class ScriptedModel(torch.nn.Module):
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         cache: Any = None,
-        use_cache: bool = True,
+        use_cache: bool = True,  # noqa: ARG002  (transformers passes it)
         logits_to_keep: int | torch.Tensor = 0,
     ) -> CausalLMOutputWithPast:
         """Return the logits of the kept positions, shape (rows, kept, width)."""
@@ -94,11 +89,11 @@ class ScriptedModel(torch.nn.Module):
         keys = fed if cache is None else cache.update(fed, fed, 0)[0]
         history = keys[:, 0, :, 0].long().tolist()
         rows, len_chunk = input_ids.shape
-        positions = range(len_chunk)
+        positions = list(range(len_chunk))
         if isinstance(logits_to_keep, torch.Tensor):
             positions = logits_to_keep.tolist()
         elif logits_to_keep:
-            positions = range(len_chunk - logits_to_keep, len_chunk)
+            positions = positions[-logits_to_keep:]
         logits = torch.empty(rows, len(positions), self.config.vocab_size, dtype=self.dtype)
         for row in range(rows):
             for index, position in enumerate(positions):

@@ -90,9 +90,7 @@ class Draft:
 class DraftBuilder:
     """Walks a matcher along what is certain and what the drafters propose, filling one mask row a position."""
 
-    def __init__(
-        self, drafters: Sequence[Drafter], counters: Counters, *, skips_certain: bool, max_draft: int
-    ) -> None:
+    def __init__(self, drafters: Sequence[Drafter], counters: Counters, *, skips_certain: bool, max_draft: int) -> None:
         self._drafters = drafters
         self._counters = counters
         self._skips_certain = skips_certain

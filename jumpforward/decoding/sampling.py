@@ -29,6 +29,7 @@ from transformers import (
 from jumpforward.errors import OptionError
 
 _LEAST_NOISE = np.float32(1e-30)
+_NO_IDS = torch.LongTensor()  # the warpers used here look at scores only
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Sampler:
 
     def _draw(self, masked: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
         noise = torch.from_numpy(np.stack([self._exponentials(at, masked.shape[-1]) for at in positions]))
-        scores = self._warpers(None, masked)
+        scores = self._warpers(_NO_IDS, masked)
         # Minus the logarithm of an exponential variable is a Gumbel variable.
         return (scores - noise.to(masked.device).log_()).argmax(dim=-1)
 

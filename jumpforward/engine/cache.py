@@ -69,7 +69,7 @@ class RowLayer(CacheLayerMixin):
     is_sliding = False  # transformers asks; the mask knows about windows, the buffer does not
 
     def __init__(self, place: _Place) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._place = place
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -137,7 +137,7 @@ class KVCache(Cache):
         """The number of cached tokens of each row."""
         return tuple(self._place.starts)
 
-    def crop(self, length: int, row: int = 0) -> None:  # type: ignore[override]
+    def crop(self, length: int, row: int = 0) -> None:
         """Forget what a row holds behind its first ``length`` tokens.
 
         Raises:

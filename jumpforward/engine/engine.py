@@ -9,10 +9,10 @@ import torch
 
 from jumpforward.decoding.boundary import Boundary
 from jumpforward.decoding.drafts import Drafter, ForcedText
-from jumpforward.decoding.policy import POLICIES, policy_named
+from jumpforward.decoding.policy import policy_named
 from jumpforward.decoding.sampling import SamplingOptions
-from jumpforward.engine.prompt import Prompt, encode_prompt
 from jumpforward.engine.pretrained import load_pretrained
+from jumpforward.engine.prompt import Prompt, encode_prompt
 from jumpforward.engine.request import Request, stop_bytes
 from jumpforward.engine.result import Result
 from jumpforward.engine.run import Run
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
+    from jumpforward.matching.pushdown import CompiledGrammar
+
 
 class Engine:
     """Generates text that a grammar permits, with as few forward passes as the policy allows.
@@ -41,9 +43,7 @@ class Engine:
         max_draft: the most tokens that one chunk holds behind the uncached suffix of its sequence.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_draft: int = 256
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_draft: int = 256) -> None:
         """Take a causal language model and its fast tokenizer.
 
         Raises:
@@ -158,6 +158,10 @@ class Engine:
         run = self._start(prompt, grammar, policy, options, max_new_tokens, stop, logprobs)
         return TextPieces(run, streamer)
 
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Return the grammar compiled for this vocabulary. Calls do this by themselves; it happens once."""
+        return self._compiler.compile(grammar)
+
     def _start(
         self,
         prompt: Prompt,
@@ -179,11 +183,9 @@ class Engine:
         ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
         request = Request(ids, grammar, policy, options, max_new_tokens, stop_bytes(stop), logprobs)
         with counters.timed("compile"):
-            compiled = self._compiler.compile(grammar)
+            compiled = self.compile(grammar)
         drafters = self._drafters if policy.drafts and reason is None else ()
-        return Run(
-            request, compiled, self._runner, self._boundary, drafters, counters, max_draft=self.max_draft
-        )
+        return Run(request, compiled, self._runner, self._boundary, drafters, counters, max_draft=self.max_draft)
 
 
 class TextPieces:
@@ -233,6 +235,3 @@ def _end_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ends = [configured] if isinstance(configured, int) else list(configured or [])
     return ends if tokenizer.eos_token_id is None else [*ends, tokenizer.eos_token_id]
-
-
-POLICY_NAMES = tuple(POLICIES)

@@ -103,7 +103,7 @@ def _in_hub_cache(name: str) -> bool:
 def _only_local(name: str) -> bool:
     """Return whether a model must be loaded without the hub; raise where it can be found nowhere."""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     if Path(name).is_dir():
         return True
@@ -131,9 +131,7 @@ def _load(name: str, local: bool, options: dict[str, Any]) -> tuple[PreTrainedMo
     except OSError as error:  # what transformers raises for everything that it cannot find
         raise ModelNotFoundError(f"no usable model under {name!r}: {error}") from error
     except ValueError as error:
-        raise ModelError(
-            f"{name!r} is not a causal language model that transformers can load: {error}"
-        ) from error
+        raise ModelError(f"{name!r} is not a causal language model that transformers can load: {error}") from error
     return model, tokenizer
 
 
@@ -180,8 +178,7 @@ def _write_safetensors(folder: Path, advance: Any) -> None:
     advance("writing")
     # The weights are plain by now; while the model says that they are quantized it refuses to be saved.
     del model.config.quantization_config
-    model.hf_quantizer = None
-    model.is_quantized = False
+    vars(model).update(hf_quantizer=None, is_quantized=False)
     model.save_pretrained(folder)
 
 

@@ -45,10 +45,11 @@ def _chat_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -
         return []
     if tokenizer.chat_template is None:
         raise PromptError("this tokenizer has no chat template: expected the prompt as one string")
-    encoded = tokenizer.apply_chat_template(
-        [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
+    text = tokenizer.apply_chat_template(
+        [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
     )
-    ids: list[int] = encoded["input_ids"]
+    # The template writes the special tokens that a chat begins with by itself.
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
 

@@ -18,7 +18,7 @@ import torch
 import xgrammar
 
 from jumpforward.decoding.boundary import Boundary
-from jumpforward.decoding.drafts import Draft, Drafter, DraftBuilder
+from jumpforward.decoding.drafts import Draft, DraftBuilder, Drafter
 from jumpforward.decoding.sampling import Sampler
 from jumpforward.decoding.verify import Kept, verify
 from jumpforward.engine.request import Request

@@ -12,8 +12,19 @@ from jumpforward.engine.cache import KVCache, LayerKind, layer_kinds
 from jumpforward.errors import ModelError, RollbackUnsupportedError
 
 _PROBE_IDS = (0, 1, 1, 0, 1, 0)  # ids that every vocabulary has
-_PROBE_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # of the logits' spread; a wrong cache is off by about 1
+_PROBE_ERRORS = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+_TOLERANCE = {
+    torch.float64: 1e-4,
+    torch.float32: 1e-3,
+}  # of the logits' spread; a wrong cache is off by about 1
 _LOW_PRECISION_TOLERANCE = 0.15
 
 
@@ -175,9 +186,7 @@ class Runner:
         return self.forward(cache, [_PROBE_IDS[3:]], [[2]])
 
 
-def _failure(
-    attempt: Callable[[], list[torch.Tensor]], reference: torch.Tensor, dtype: torch.dtype
-) -> str | None:
+def _failure(attempt: Callable[[], list[torch.Tensor]], reference: torch.Tensor, dtype: torch.dtype) -> str | None:
     """Say how an attempt at the probe's last logits fails, if it does."""
     try:
         worst = max(float((logits[0] - reference).abs().max()) for logits in attempt())

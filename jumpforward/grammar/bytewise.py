@@ -21,9 +21,7 @@ def _compiler() -> xgrammar.GrammarCompiler:
     import xgrammar
 
     vocabulary = [bytes([value]) for value in range(256)] + [b""]
-    info = xgrammar.TokenizerInfo(
-        vocabulary, xgrammar.VocabType.RAW, vocab_size=END_ID + 1, stop_token_ids=[END_ID]
-    )
+    info = xgrammar.TokenizerInfo(vocabulary, xgrammar.VocabType.RAW, vocab_size=END_ID + 1, stop_token_ids=[END_ID])
     # The cache stays off: a grammar's owner keeps what was compiled for it.
     return xgrammar.GrammarCompiler(info, cache_enabled=False)
 

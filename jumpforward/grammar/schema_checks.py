@@ -47,6 +47,8 @@ def _parse(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise GrammarError(_KIND, f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise GrammarError(_KIND, "nested too deeply") from error
 
 
 def convert(schema: Any, to_rules: Callable[[Any], xgrammar.Grammar]) -> xgrammar.Grammar:
@@ -66,15 +68,13 @@ def reason_of(error: Exception) -> str:
     return re.sub(r"^\[[\d:]+\] \S+?:\d+: ", "", str(error)).strip()
 
 
-def _deepest_failure(
-    schema: Any, to_rules: Callable[[Any], xgrammar.Grammar], error: Exception
-) -> tuple[str, str]:
+def _deepest_failure(schema: Any, to_rules: Callable[[Any], xgrammar.Grammar], error: Exception) -> tuple[str, str]:
     definitions = {key: schema[key] for key in _DEFINITIONS if key in schema} if isinstance(schema, dict) else {}
     place, reason = "", reason_of(error)
     for pointer, part in subschemas(schema):
-        if isinstance(part, dict) and pointer.startswith(place):
+        if not isinstance(part, bool) and pointer.startswith(place):
             try:
-                to_rules({**definitions, **part})
+                to_rules({**definitions, **part} if isinstance(part, dict) else part)
             except (RuntimeError, ValueError) as inner:
                 place, reason = pointer, reason_of(inner)
     return place, reason
@@ -149,5 +149,5 @@ def warn_of_ignored_keywords(schema: Any) -> None:
                 f"{', '.join(ignored)} beside {winner} (at {pointer or '/'}) has no effect on the grammar: "
                 "more is accepted than the schema says",
                 GrammarWarning,
-                stacklevel=4,
+                stacklevel=3,
             )

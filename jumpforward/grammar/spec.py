@@ -113,7 +113,7 @@ def json_schema(
 
         flexible = whitespace == "flexible"
         return xgrammar.Grammar.from_json_schema(
-            json.dumps(part),
+            json.dumps(part, allow_nan=False),
             any_whitespace=flexible,
             separators=None if flexible else _SEPARATORS[whitespace],
             max_whitespace_cnt=max_whitespace if flexible else None,

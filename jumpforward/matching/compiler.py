@@ -31,9 +31,7 @@ class GrammarCompiler:
             vocab_size=vocabulary.width,
             stop_token_ids=list(vocabulary.end_ids),
         )
-        self._compiler = xgrammar.GrammarCompiler(
-            info, max_threads=os.cpu_count() or 1, cache_limit_bytes=_CACHE_BYTES
-        )
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=os.cpu_count() or 1, cache_limit_bytes=_CACHE_BYTES)
         self._tokens: WeakKeyDictionary[Grammar, xgrammar.CompiledGrammar] = WeakKeyDictionary()
         self._lock = Lock()
 

@@ -6,13 +6,15 @@ Two facts make a border between two bytes safe, for every BPE:
    crosses the border, and what is left of it is tokenized as if it stood alone.
 2. The pre-tokenizer's cuts left of it are settled: no text behind the known bytes changes them. How far
    that reaches is known here for pre-tokenizers whose rule has been worked out; for others nothing is
-   settled, and nothing counts as stable.
+   settled, and nothing counts as stable. Added tokens are found before the pre-tokenizer's turn: where
+   one could still begin, the text behind may end, as far as the pre-tokenizer sees.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -69,15 +71,19 @@ def _settled_rule(spec: dict[str, Any]) -> Callable[[bytes], int]:
         spec["model"].get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     )
     steps = components(spec["pre_tokenizer"])
-    if not plain_bpe or not _only_moves_spaces(components(spec["normalizer"])):
+    added = [token for token in spec["added_tokens"] if not token["special"]]
+    takes_spaces = any(token["lstrip"] for token in added)
+    if not plain_bpe or takes_spaces or not _only_moves_spaces(components(spec["normalizer"])):
         return _nothing
     if not steps:
         return len
     *before, last = steps
     digits_apart = all(step["type"] == "Digits" and step["individual_digits"] for step in before)
-    if last["type"] == "ByteLevel" and last["use_regex"] and digits_apart:
-        return _before_open_tail
-    return _nothing
+    if last["type"] != "ByteLevel" or not digits_apart:
+        return _nothing
+    if last["use_regex"]:
+        return partial(_before_open_tail, max((len(token["content"]) for token in added), default=0))
+    return len
 
 
 def _only_moves_spaces(steps: list[dict[str, Any]]) -> bool:
@@ -92,7 +98,12 @@ def _nothing(data: bytes) -> int:  # noqa: ARG001  (one of three rules of one fo
     return 0
 
 
-def _before_open_tail(data: bytes) -> int:
+def _before_open_tail(reach: int, data: bytes) -> int:
+    """Return the length of what is cut for good.
+
+    An added token can begin in the last ``reach`` characters.
+    """
     text = data.decode(errors="surrogateescape")
-    tail = _OPEN_TAIL.search(text)
-    return len(data) - len(tail[0].encode(errors="surrogateescape")) if tail else len(data)
+    known = text[: max(0, len(text) - reach)]
+    tail = _OPEN_TAIL.search(known)
+    return len(known[: tail.start() if tail else None].encode(errors="surrogateescape"))

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from jumpforward.errors import TokenizerError
-from jumpforward.vocab.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from jumpforward.vocab.vocabulary import Vocabulary
 
 # Tokenizers that put a space before a text put it before this; what follows is then mid-text.
 _ANCHOR = "\n"
 
 PLAIN_TEXTS = ("a", "The answer is 42.", '{"name": "Ann", "tags": ["x", "y"]}', "if (a < b) { return a; }\n")
 NASTY_TEXTS = (
-    "  two  spaces   three ", "\ttab\r\n\n\nlines\n ", "é ü ñ", "e\u0301 o\u0308", "在线 霍格沃茨", "😀🙏🏽👩‍👩‍👧",
+    "  two  spaces   three ", "\ttab\r\n\n\nlines\n ", "é ü ñ", "e\u0301 o\u0308", "在线 霍格沃茨",
+    "😀🙏🏽👩‍👩‍👧",
     "1234567 3.14159 0x1F", "don't we'll I'd 're", "x?!...,,,;;;", '"\\u0001\\"q\\\\"', "a ,b . c !",
     "\u00a0nbsp\u2028sep", "\x00\x01\x7f", "</s><|im_end|><s>[INST]<0x0A>", "ﬁ ① Ａ",
 )  # fmt: skip

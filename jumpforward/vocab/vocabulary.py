@@ -77,14 +77,16 @@ class Vocabulary:
         num_tokens = max(vocabulary.values()) + 1
         ends = tuple(sorted(set(_default_ends(tokenizer) if end_ids is None else end_ids)))
         special = {index for index, token in added.items() if token["special"]}
-        special |= {vocabulary[spec["model"]["unk_token"]]} if spec["model"].get("unk_token") in vocabulary else set()
+        special |= _unknown_ids(spec["model"], vocabulary)
         special |= set(tokenizer.all_special_ids) | set(ends)
+        # An added token that the model's own vocabulary has too is spelled as the model's pieces are.
+        plain = added.keys() - set(tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False).values())
 
         width = num_tokens if width is None else width
         token_bytes = [b""] * width
         for piece, index in vocabulary.items():
             if index < width and index not in special:
-                token_bytes[index] = piece.encode() if index in added else to_bytes(piece)
+                token_bytes[index] = piece.encode() if index in plain else to_bytes(piece)
         if not ends or ends[-1] >= width:
             raise TokenizerError(
                 f"expected an end-of-text token among the model's {width} ids, got {list(ends)}; "
@@ -119,6 +121,12 @@ def _default_ends(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
 
+def _unknown_ids(model: dict[str, Any], vocabulary: dict[str, int]) -> set[int]:
+    """Return the ids that stand for text outside the vocabulary: BPE names the piece, Unigram the id."""
+    ids = {vocabulary.get(model.get("unk_token") or ""), model.get("unk_id")}
+    return {index for index in ids if index is not None}
+
+
 def _token_reader(spec: dict[str, Any]) -> Any:
     """Return the function from a vocabulary entry to its bytes."""
     decoder = components(spec["decoder"])
@@ -128,8 +136,8 @@ def _token_reader(spec: dict[str, Any]) -> Any:
     if "ByteFallback" in kinds or spec["model"].get("byte_fallback"):
         return _byte_fallback(decoder)
     raise TokenizerError(
-        f"expected a byte-level or byte-fallback tokenizer, got a {spec['model']['type']} model with the decoder "
-        f"{sorted(kinds)}: its tokens have no byte strings, so that some text could never be spelled"
+        f"expected a byte-level or byte-fallback tokenizer, got a {spec['model']['type']} model with the "
+        f"decoder {sorted(kinds)}: its tokens have no byte strings, so that some text could never be spelled"
     )
 
 
