@@ -15,7 +15,9 @@ import typer
 from rich.console import Console
 
 import jumpforward
+from jumpforward.decoding.policy import POLICIES
 from jumpforward.errors import JumpForwardError, OptionError
+from jumpforward.grammar.spec import WHITESPACES
 
 if TYPE_CHECKING:
     from jumpforward.engine.engine import Engine
@@ -45,12 +47,16 @@ class Output(StrEnum):
     TOKENS = "tokens"
 
 
+# Choices that typer checks before a model is loaded.
+Whitespace = StrEnum("Whitespace", {name.upper(): name for name in WHITESPACES})
+PolicyName = StrEnum("PolicyName", {name.upper(): name for name in POLICIES})
+
 SchemaOption = Annotated[Path | None, typer.Option("--schema", help="A JSON Schema file.")]
 RegexOption = Annotated[str | None, typer.Option("--regex", help="A regular expression.")]
 EbnfOption = Annotated[Path | None, typer.Option("--ebnf", help="An EBNF (GBNF) grammar file; its first rule is root.")]
 LarkOption = Annotated[Path | None, typer.Option("--lark", help="A Lark grammar file; its first rule is start.")]
 ChoiceOption = Annotated[list[str] | None, typer.Option("--choice", help="One of several strings; give it repeatedly.")]
-WhitespaceOption = Annotated[str, typer.Option(help="JSON whitespace: fixed, compact or flexible.")]
+WhitespaceOption = Annotated[Whitespace, typer.Option(help="Whitespace in JSON.")]
 OpenOption = Annotated[bool, typer.Option("--open", help="Allow properties that the schema does not name.")]
 PromptOption = Annotated[str, typer.Option(help="The user's message; with --raw, the text to continue.")]
 SystemOption = Annotated[str | None, typer.Option(help="A system message before it.")]
@@ -78,18 +84,22 @@ def _root(
 @app.command()
 def generate(
     prompt: PromptOption,
-    schema: SchemaOption = None,
+    schema: # Choices that typer checks before a model is loaded.
+Whitespace = StrEnum("Whitespace", {name.upper(): name for name in WHITESPACES})
+PolicyName = StrEnum("PolicyName", {name.upper(): name for name in POLICIES})
+
+SchemaOption = None,
     regex: RegexOption = None,
     ebnf: EbnfOption = None,
     lark: LarkOption = None,
     choice: ChoiceOption = None,
-    whitespace: WhitespaceOption = "fixed",
+    whitespace: WhitespaceOption = Whitespace("fixed"),
     open_: OpenOption = False,
     system: SystemOption = None,
     raw: RawOption = False,
     model: ModelOption = None,
     dtype: DtypeOption = None,
-    policy: Annotated[str, typer.Option(help="exact, canonical or masked.")] = "exact",
+    policy: Annotated[PolicyName, typer.Option(help="What is done with forced text.")] = PolicyName("exact"),
     max_new_tokens: TokensOption = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Draw among this many.")] = None,
@@ -105,7 +115,7 @@ def generate(
     pieces = engine.stream(
         _messages(prompt, system, raw),
         grammar,
-        policy=policy,
+        policy=policy.value,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -137,12 +147,16 @@ def generate(
 @app.command()
 def bench(
     prompt: PromptOption,
-    schema: SchemaOption = None,
+    schema: # Choices that typer checks before a model is loaded.
+Whitespace = StrEnum("Whitespace", {name.upper(): name for name in WHITESPACES})
+PolicyName = StrEnum("PolicyName", {name.upper(): name for name in POLICIES})
+
+SchemaOption = None,
     regex: RegexOption = None,
     ebnf: EbnfOption = None,
     lark: LarkOption = None,
     choice: ChoiceOption = None,
-    whitespace: WhitespaceOption = "fixed",
+    whitespace: WhitespaceOption = Whitespace("fixed"),
     open_: OpenOption = False,
     system: SystemOption = None,
     raw: RawOption = False,
@@ -189,7 +203,7 @@ def _grammar(
     ebnf: Path | None,
     lark: Path | None,
     choice: list[str] | None,
-    whitespace: str,
+    whitespace: Whitespace,
     open_: bool,
 ) -> Grammar:
     given = {"schema": schema, "regex": regex, "ebnf": ebnf, "lark": lark, "choice": choice}
@@ -199,7 +213,7 @@ def _grammar(
             "grammar", " ".join(names) or None, f"exactly one of {', '.join(f'--{name}' for name in given)}"
         )
     if schema is not None:
-        return jumpforward.json_schema(_read("schema", schema), whitespace=whitespace, strict=not open_)  # type: ignore[arg-type]
+        return jumpforward.json_schema(_read("schema", schema), whitespace=whitespace.value, strict=not open_)  # type: ignore[arg-type]
     if regex is not None:
         return jumpforward.regex(regex)
     if ebnf is not None:

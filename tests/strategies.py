@@ -1,4 +1,4 @@
-"""What tests share: hypothesis strategies for grammars and vocabularies, and tokenizers trained in process."""
+"""What tests share: hypothesis strategies for grammars and vocabularies, tokenizers trained in process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pieces = st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=12, unique=
 any_text = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
-# -- grammars ----------------------------------------------------------------------------------------------------
+# -- grammars --
 
 _atoms = st.sampled_from([(letter, frozenset({letter})) for letter in "ab霍霏😀"] + [("[a霍]", frozenset("a霍"))])
 
@@ -93,7 +93,7 @@ grammars = st.one_of(
 )
 
 
-# -- tokenizers --------------------------------------------------------------------------------------------------
+# -- tokenizers --
 
 CORPUS = [
     '{"name": "Ann", "age": 31, "tags": ["red", "blue"], "address": {"city": "Paris", "zip": "75001"}}',

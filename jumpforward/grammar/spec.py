@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 Whitespace = Literal["fixed", "compact", "flexible"]
+WHITESPACES: tuple[str, ...] = get_args(Whitespace)
 Kind = Literal["json_schema", "regex", "ebnf", "lark", "choice", "structural_tag"]
 
 _SEPARATORS: dict[str, tuple[str, str]] = {"fixed": (", ", ": "), "compact": (",", ":")}
@@ -102,8 +103,8 @@ def json_schema(
 
     A ``pattern`` is matched against the whole string (the standard searches inside it).
     """
-    if whitespace not in get_args(Whitespace):
-        raise OptionError("whitespace", whitespace, f"one of {', '.join(get_args(Whitespace))}")
+    if whitespace not in WHITESPACES:
+        raise OptionError("whitespace", whitespace, f"one of {', '.join(WHITESPACES)}")
     if max_whitespace is not None and max_whitespace < 1:
         raise OptionError("max_whitespace", max_whitespace, "at least 1, or None for no limit")
     value, model = schema_checks.load(schema)

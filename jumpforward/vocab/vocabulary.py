@@ -87,7 +87,7 @@ class Vocabulary:
         for piece, index in vocabulary.items():
             if index < width and index not in special:
                 token_bytes[index] = piece.encode() if index in plain else to_bytes(piece)
-        if not ends or ends[-1] >= width:
+        if not ends or ends[0] < 0 or ends[-1] >= width:
             raise TokenizerError(
                 f"expected an end-of-text token among the model's {width} ids, got {list(ends)}; "
                 "set tokenizer.eos_token, or eos_token_id in the model's generation config"
