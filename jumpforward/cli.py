@@ -84,11 +84,7 @@ def _root(
 @app.command()
 def generate(
     prompt: PromptOption,
-    schema: # Choices that typer checks before a model is loaded.
-Whitespace = StrEnum("Whitespace", {name.upper(): name for name in WHITESPACES})
-PolicyName = StrEnum("PolicyName", {name.upper(): name for name in POLICIES})
-
-SchemaOption = None,
+    schema: SchemaOption = None,
     regex: RegexOption = None,
     ebnf: EbnfOption = None,
     lark: LarkOption = None,
@@ -147,11 +143,7 @@ SchemaOption = None,
 @app.command()
 def bench(
     prompt: PromptOption,
-    schema: # Choices that typer checks before a model is loaded.
-Whitespace = StrEnum("Whitespace", {name.upper(): name for name in WHITESPACES})
-PolicyName = StrEnum("PolicyName", {name.upper(): name for name in POLICIES})
-
-SchemaOption = None,
+    schema: SchemaOption = None,
     regex: RegexOption = None,
     ebnf: EbnfOption = None,
     lark: LarkOption = None,
