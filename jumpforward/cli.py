@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 
 import jumpforward
-from jumpforward.decoding.policy import POLICIES
+from jumpforward.decoding.policy import PolicyName
 from jumpforward.errors import JumpForwardError, OptionError
-from jumpforward.grammar.spec import WHITESPACES
+from jumpforward.grammar.spec import Whitespace
 
 if TYPE_CHECKING:
     from jumpforward.engine.engine import Engine
@@ -46,10 +46,6 @@ class Output(StrEnum):
     JSON = "json"
     TOKENS = "tokens"
 
-
-# Choices that typer checks before a model is loaded.
-Whitespace = StrEnum("Whitespace", {name.upper(): name for name in WHITESPACES})
-PolicyName = StrEnum("PolicyName", {name.upper(): name for name in POLICIES})
 
 SchemaOption = Annotated[Path | None, typer.Option("--schema", help="A JSON Schema file.")]
 RegexOption = Annotated[str | None, typer.Option("--regex", help="A regular expression.")]
@@ -89,13 +85,13 @@ def generate(
     ebnf: EbnfOption = None,
     lark: LarkOption = None,
     choice: ChoiceOption = None,
-    whitespace: WhitespaceOption = Whitespace("fixed"),
+    whitespace: WhitespaceOption = "fixed",
     open_: OpenOption = False,
     system: SystemOption = None,
     raw: RawOption = False,
     model: ModelOption = None,
     dtype: DtypeOption = None,
-    policy: Annotated[PolicyName, typer.Option(help="What is done with forced text.")] = PolicyName("exact"),
+    policy: Annotated[PolicyName, typer.Option(help="What is done with forced text.")] = "exact",
     max_new_tokens: TokensOption = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Draw among this many.")] = None,
@@ -111,7 +107,7 @@ def generate(
     pieces = engine.stream(
         _messages(prompt, system, raw),
         grammar,
-        policy=policy.value,
+        policy=policy,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -148,7 +144,7 @@ def bench(
     ebnf: EbnfOption = None,
     lark: LarkOption = None,
     choice: ChoiceOption = None,
-    whitespace: WhitespaceOption = Whitespace("fixed"),
+    whitespace: WhitespaceOption = "fixed",
     open_: OpenOption = False,
     system: SystemOption = None,
     raw: RawOption = False,
@@ -205,7 +201,7 @@ def _grammar(
             "grammar", " ".join(names) or None, f"exactly one of {', '.join(f'--{name}' for name in given)}"
         )
     if schema is not None:
-        return jumpforward.json_schema(_read("schema", schema), whitespace=whitespace.value, strict=not open_)  # type: ignore[arg-type]
+        return jumpforward.json_schema(_read("schema", schema), whitespace=whitespace, strict=not open_)  # type: ignore[arg-type]
     if regex is not None:
         return jumpforward.regex(regex)
     if ebnf is not None:

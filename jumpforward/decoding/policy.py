@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from jumpforward.errors import OptionError
+
+PolicyName = Literal["masked", "exact", "canonical"]
 
 
 @dataclass(frozen=True)
