@@ -201,7 +201,7 @@ def _grammar(
             "grammar", " ".join(names) or None, f"exactly one of {', '.join(f'--{name}' for name in given)}"
         )
     if schema is not None:
-        return jumpforward.json_schema(_read("schema", schema), whitespace=whitespace, strict=not open_)  # type: ignore[arg-type]
+        return jumpforward.json_schema(_read("schema", schema), whitespace=whitespace, strict=not open_)
     if regex is not None:
         return jumpforward.regex(regex)
     if ebnf is not None:
