@@ -130,10 +130,8 @@ class DraftBuilder:
             draft.is_certain.append(only is not None)
             ids.append(token)
             draft.has_next = len(draft.tokens) < num_left and not matcher.is_terminated
-        else:
-            row = 0
-        if row and not words[row].any():  # a dead end: for the next step to report, if the draft gets there
-            draft.has_next = False
+        if draft.has_next and draft.tokens and not words[len(draft.tokens)].any():
+            draft.has_next = False  # a dead end: for the next step to report, if the draft gets there
         matcher.rollback(len(draft.tokens))
         return draft
 

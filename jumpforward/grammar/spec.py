@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from jumpforward.errors import GrammarError, OptionError
 from jumpforward.grammar import schema_checks
 from jumpforward.grammar.bytewise import ByteWalker
+from jumpforward.grammar.endless import check_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     import xgrammar
     from pydantic import BaseModel
@@ -121,7 +123,7 @@ def json_schema(
             strict_mode=strict,
         )
 
-    rules = schema_checks.convert(value, convert)
+    rules = check_finite("json_schema", schema_checks.convert(value, convert))
     schema_checks.check_numbers(value, lambda part: ByteWalker(convert(part)).forced_bytes())
     schema_checks.warn_of_ignored_keywords(value)
     return Grammar("json_schema", json.dumps(value), rules, value, model)
@@ -162,6 +164,8 @@ def choice(options: Iterable[str]) -> Grammar:
     Raises:
         GrammarError: there are none, or one is not a string.
     """
+    if not isinstance(options, Iterable):
+        raise GrammarError("choice", f"expected strings, got {options!r}")
     members = [options] if isinstance(options, str) else list(dict.fromkeys(options))
     if not members:
         raise GrammarError("choice", "expected at least one string, got none")
@@ -193,6 +197,7 @@ def _rules(kind: Kind, parse: Callable[[Any], xgrammar.Grammar]) -> xgrammar.Gra
     import xgrammar
 
     try:
-        return parse(xgrammar)
+        rules = parse(xgrammar)
     except (RuntimeError, ValueError, TypeError) as error:
         raise GrammarError(kind, schema_checks.reason_of(error)) from error
+    return check_finite(kind, rules)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # GPT-2's rule looks one character past a run of white space (`\s+(?!\S)`), and an apostrophe can still
 # become a contraction ('re, 've, 'll). Everything before such a tail is cut for good.
 _OPEN_TAIL = re.compile(r"(\s+|'[rvl]?)\Z")
+_NO_TAIL = re.compile(r"\Z")  # without a pre-tokenizer there are no cuts
 
 
 class StableBorders:
@@ -75,15 +76,15 @@ def _settled_rule(spec: dict[str, Any]) -> Callable[[bytes], int]:
     takes_spaces = any(token["lstrip"] for token in added)
     if not plain_bpe or takes_spaces or not _only_moves_spaces(components(spec["normalizer"])):
         return _nothing
+    # An added token can begin in the last characters; one more, so that it also begins behind the border.
+    reach = 1 + max(len(token["content"]) for token in added) if added else 0
     if not steps:
-        return len
+        return partial(_before_tail, reach, _NO_TAIL)
     *before, last = steps
     digits_apart = all(step["type"] == "Digits" and step["individual_digits"] for step in before)
     if last["type"] != "ByteLevel" or not digits_apart:
         return _nothing
-    if last["use_regex"]:
-        return partial(_before_open_tail, max((len(token["content"]) for token in added), default=0))
-    return len
+    return partial(_before_tail, reach, _OPEN_TAIL if last["use_regex"] else _NO_TAIL)
 
 
 def _only_moves_spaces(steps: list[dict[str, Any]]) -> bool:
@@ -98,12 +99,9 @@ def _nothing(data: bytes) -> int:  # noqa: ARG001  (one of three rules of one fo
     return 0
 
 
-def _before_open_tail(reach: int, data: bytes) -> int:
-    """Return the length of what is cut for good.
-
-    An added token can begin in the last ``reach`` characters.
-    """
+def _before_tail(reach: int, open_tail: re.Pattern[str], data: bytes) -> int:
+    """Return the length of what is cut for good: all but ``reach`` characters, and the open tail of that."""
     text = data.decode(errors="surrogateescape")
     known = text[: max(0, len(text) - reach)]
-    tail = _OPEN_TAIL.search(known)
+    tail = open_tail.search(known)
     return len(known[: tail.start() if tail else None].encode(errors="surrogateescape"))

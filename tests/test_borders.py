@@ -1,0 +1,205 @@
+"""Law 6: what counts as stable stays, whatever text follows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import any_text, byte_fallback, byte_level, fast, unigram, with_words
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+
+from jumpforward.testing import toy_tokenizer
+from jumpforward.vocab.borders import StableBorders
+from jumpforward.vocab.encoder import PlainEncoder
+from jumpforward.vocab.vocabulary import Vocabulary
+
+CHAIN = ["fg", "ef", "de", "cd", "bc", "ab"]
+FRAGMENTS = [
+    '{"', '": "', '", "', '": ', '"}', ", ", "[", "]", "name", "order", "_id", "s", "re", "'", "'s", "'l",
+    "'r", " ", "  ", "   ", "\n", "\n\n", "\t ", "\u00a0", "\u2028", "\x1c", "1", "12", "٣", "½", "a", "ab", "abcdef",
+    "fg", "z", "é", "e\u0301", "霍", "霍格", "😀", "\u200d", ".", "...", "_", "(", "foo", "foobar", "fo", "▁",
+]  # fmt: skip
+
+
+def of(tokenizer):
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    return PlainEncoder(tokenizer, vocabulary), StableBorders(tokenizer, vocabulary)
+
+
+def contractions():
+    """A vocabulary in which nearly every pair of bytes is side by side nowhere."""
+    return gpt2_split(["'s", "'re", "  ", "   ", "ab", "re", "ll"])
+
+
+def gpt2_split(pieces):
+    tokenizer = toy_tokenizer(pieces)
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    return fast(backend, eos_token=tokenizer.eos_token)
+
+
+def added_words():
+    """The same with added tokens, which cut a text before the pre-tokenizer sees it."""
+    return with_words(contractions(), AddedToken("foobar"), AddedToken("foo", single_word=True), AddedToken("ab_id"))
+
+
+def whole_words(split, *added):
+    """Words of the vocabulary are taken whole where a pre-token ends behind them, and only there."""
+    spec = json.loads(gpt2_split(["\t\t", "ab", "xy", " z", "..", "fo"]).backend_tokenizer.to_str())
+    spec["model"] |= {"merges": [], "ignore_merges": True}
+    spec["pre_tokenizer"]["use_regex"] = split
+    return with_words(fast(Tokenizer.from_str(json.dumps(spec)), eos_token="<end>"), *added)
+
+
+TOKENIZERS = {
+    "whole words": lambda: whole_words(True),
+    "whole words, nothing cut": lambda: whole_words(False),
+    "whole words, added words": lambda: whole_words(True, AddedToken("foo"), AddedToken("-qq", single_word=True)),
+    "whole words, added words, nothing cut": lambda: whole_words(
+        False, AddedToken("foo"), AddedToken("-qq", single_word=True)
+    ),
+    "gpt2": byte_level,
+    "digits": lambda: byte_level("digits"),
+    "none": lambda: byte_level("none"),
+    "chain": lambda: toy_tokenizer(CHAIN),
+    "no merges": toy_tokenizer,
+    "contractions": contractions,
+    "added words": added_words,
+    "byte fallback": byte_fallback,
+    "byte fallback, nothing prepended": lambda: byte_fallback(prepend=False),
+}
+texts = st.one_of(
+    st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join),
+    st.text("abcdefgxz' ", max_size=10),
+    any_text,
+)
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def pair(request):
+    return of(TOKENIZERS[request.param]())
+
+
+def same_beginning(encoder, ids, text, num_tokens):
+    """Whether the encoding of a longer text begins with these tokens, also where it is no round trip."""
+    longer = encoder.encode(text.encode())
+    if longer is None:
+        return bool(encoder._anchor) or tuple(encoder._raw(text)[:num_tokens]) == ids[:num_tokens]
+    return longer[:num_tokens] == ids[:num_tokens]
+
+
+@settings(max_examples=400)
+@given(whole=texts, where=st.integers(0, 40))
+def test_law_6_stable_tokens_stay_whatever_follows(pair, whole, where):
+    encoder, borders = pair
+    known = whole[: where % (len(whole) + 1)]
+    ids = encoder.encode(known.encode())
+    if ids is not None:  # None: nothing is committed
+        num_stable = borders.num_stable(ids)
+        assert 0 <= num_stable <= max(0, len(ids) - 1)
+        assert same_beginning(encoder, ids, whole, num_stable)
+
+
+@pytest.mark.parametrize(
+    ("known", "following"),
+    [
+        ("ab  fooba", "r"),
+        ("ab  foo", "z"),
+        ("ab'r", "e"),
+        ("ab  ", "z"),
+        ("ab'", "s"),
+        ("ab \u2003fooba", "r"),
+        ("ab\t\t ", "z"),
+        ("ab\t\t\u00a0", "z"),
+        ("\t\tfo", "o"),
+        ("xyfo", "o"),
+        ("..-qq", "z"),
+        ("ab\u00a0 ", "z"),
+        ("ab \x1c", "z"),
+    ],
+)
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_law_6_where_a_longer_text_is_cut_otherwise(name, known, following):
+    encoder, borders = of(TOKENIZERS[name]())
+    ids = encoder.encode(known.encode())
+    assert same_beginning(encoder, ids, known + following, borders.num_stable(ids))
+
+
+def test_case_13_chain_merges_commit_nothing():
+    encoder, borders = of(toy_tokenizer(CHAIN))
+    spell = encoder.vocabulary.token_bytes.__getitem__
+    assert [*map(spell, encoder.encode(b"abcdef"))] == [b"ab", b"cd", b"ef"]
+    assert [*map(spell, encoder.encode(b"abcdefg"))] == [b"a", b"bc", b"de", b"fg"]
+    assert borders.num_stable(encoder.encode(b"abcdef")) == 0
+    assert borders.num_stable(encoder.encode(b"abcdef|")) == 3
+
+
+@pytest.mark.parametrize("num_dropped", [1, 2])
+def test_case_13_dropping_the_last_tokens_is_not_enough(num_dropped):
+    encoder, _ = of(toy_tokenizer(CHAIN))
+    known = encoder.encode(b"abcdef")[:-num_dropped]
+    assert encoder.encode(b"abcdefg")[: len(known)] != known
+
+
+@pytest.mark.parametrize(
+    ("known", "withheld", "piece"),
+    [
+        pytest.param('{"order', "order", ["or", "order", "Id", "orderId"], id="10"),
+        pytest.param('{"of_person"', '"', ['":', 'n"'], id="11"),
+        pytest.param("is ", " ", ["ye", "yes", " yes"], id="12"),
+    ],
+)
+def test_cases_10_to_12_what_could_still_grow_is_withheld(known, withheld, piece):
+    encoder, borders = of(gpt2_split(piece))
+    ids = encoder.encode(known.encode())
+    stable = encoder.vocabulary.text_bytes(ids[: borders.num_stable(ids)]).decode()
+    assert known.startswith(stable)
+    assert known.removeprefix(stable).endswith(withheld)
+    assert stable
+
+
+@pytest.mark.parametrize("split", ["gpt2", "digits"])
+@pytest.mark.parametrize("known", ['{"name": "', '", "age": ', '"}, {"order_id": ', "]}\n", '"tags": ["'])
+def test_common_json_commits_all_but_the_open_end(split, known):
+    encoder, borders = of(byte_level(split))
+    ids = encoder.encode(known.encode())
+    assert borders.num_stable(ids) == len(ids) - 1
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        pytest.param(lambda: byte_level("llama3"), id="a pre-tokenizer that is not worked out"),
+        pytest.param(unigram, id="unigram"),
+        pytest.param(lambda: normalized(normalizers.NFC()), id="NFC"),
+        pytest.param(lambda: normalized(normalizers.Replace('": ', '":')), id="drops a space"),
+        pytest.param(lambda: normalized(normalizers.Lowercase()), id="lower case"),
+        pytest.param(lambda: with_words(byte_level(), AddedToken("foo", lstrip=True)), id="eats spaces"),
+        pytest.param(lambda: changed_model(dropout=0.5), id="dropout"),
+        pytest.param(lambda: changed_model(end_of_word_suffix="/"), id="word suffix"),
+    ],
+)
+def test_law_6_what_is_not_understood_commits_nothing(tokenizer):
+    chosen = tokenizer()
+    vocabulary = Vocabulary.from_tokenizer(chosen)
+    borders = StableBorders(chosen, vocabulary)
+    assert borders.num_stable(chosen.encode('{"name": "Ann", "age": 31}', add_special_tokens=False)) == 0
+
+
+def normalized(step):
+    backend = Tokenizer.from_str(byte_level().backend_tokenizer.to_str())
+    backend.normalizer = step
+    return fast(backend, eos_token=byte_level().eos_token)
+
+
+def changed_model(**options):
+    spec = json.loads(byte_level().backend_tokenizer.to_str())
+    spec["model"] |= options
+    return fast(Tokenizer.from_str(json.dumps(spec)), eos_token=byte_level().eos_token)
+
+
+def test_a_query_about_nothing():
+    _, borders = of(byte_level())
+    assert borders.num_stable([]) == 0
