@@ -28,8 +28,8 @@ class Stats(BaseModel):
     """The account of one request.
 
     ``num_sampled + num_forced + num_drafted == num_output_tokens``,
-    ``num_drafted + num_rejected == num_proposed``, and the chunks' tokens are the prompt's, the output's (but for
-    those that nothing followed) and those of rejected drafts.
+    ``num_drafted + num_rejected == num_proposed``, and the chunks' tokens are those in the cache at the end, which are
+    the sequence's but for its last ones, and ``num_cropped``.
 
     Attributes:
         policy: the policy that ran.
@@ -40,6 +40,8 @@ class Stats(BaseModel):
         num_drafted: of these, proposed by a drafter and confirmed by the model.
         num_proposed: draft tokens that the model was asked about.
         num_rejected: of these, not kept: a token that the model would not have chosen, and those behind it.
+        num_cropped: tokens that were fed and then taken out of the cache again: those rejected, those that were certain
+            behind them.
         num_forward_passes: calls of the model, the prompt's included.
         chunk_lengths: how many passes fed how many tokens, as {length: passes}; the prompt's pass is one of them.
         compile_s: seconds spent compiling the grammar; near 0 when it was compiled before.
@@ -60,6 +62,7 @@ class Stats(BaseModel):
     num_drafted: int
     num_proposed: int
     num_rejected: int
+    num_cropped: int
     num_forward_passes: int
     chunk_lengths: dict[int, int]
     compile_s: float
@@ -121,6 +124,7 @@ class Counters:
 
     num_proposed: int = 0
     num_rejected: int = 0
+    num_cropped: int = 0
     chunk_lengths: Counter[int] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     started_s: float = field(default_factory=time.perf_counter)
@@ -151,6 +155,7 @@ class Counters:
             num_drafted=kinds[Provenance.DRAFTED],
             num_proposed=self.num_proposed,
             num_rejected=self.num_rejected,
+            num_cropped=self.num_cropped,
             num_forward_passes=sum(self.chunk_lengths.values()),
             chunk_lengths=dict(self.chunk_lengths),
             total_s=time.perf_counter() - self.started_s,

@@ -173,7 +173,8 @@ class KVCache(Cache):
 
     def _mask(self, window: int | None, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor | None:
         place = self._place
-        plain = place.is_even and (place.len_chunk == 1 or place.starts[0] == 0)
+        # Only SDPA knows by itself that a prompt is causal; one position sees everything in any case.
+        plain = place.is_even and (place.len_chunk == 1 or (place.starts[0] == 0 and dtype is None))
         if plain and (window is None or place.end <= window):
             return None
         query = self.positions(device)[:, None, :, None]  # (rows, 1, chunk, 1)

@@ -159,7 +159,9 @@ class Run:
             # The last token is never cached: it is fed for the logits behind it. A cache that cannot be cropped
             # need not be, since only certain tokens, which are never rejected, were drafted for it.
             if self._runner.no_rollback_reason is None:
-                self._cache.crop(min(self._cache.lengths[0], len(self.sequence) - 1))
+                cached = self._cache.lengths[0]
+                self._cache.crop(min(cached, len(self.sequence) - 1))
+                self._counters.num_cropped += cached - self._cache.lengths[0]
             self._note_logprobs()
 
     def _append(self, token: int, provenance: Provenance) -> None:

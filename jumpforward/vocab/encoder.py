@@ -49,13 +49,13 @@ class PlainEncoder:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._anchor = "" if self._spells("a", self._raw("a")) else _ANCHOR
-        failed = [text for text in PLAIN_TEXTS if self.encode(text.encode()) is None]
+        failed = self._not_spelled(PLAIN_TEXTS)
         if failed:
             raise TokenizerError(
                 f"the tokens of {failed[0]!r} do not spell it: {type(tokenizer).__name__} changes text in a "
                 "way that is not supported"
             )
-        self.lossy_texts = tuple(text for text in NASTY_TEXTS if self.encode(text.encode()) is None)
+        self.lossy_texts = self._not_spelled(NASTY_TEXTS)
 
     @property
     def round_trips(self) -> bool:
@@ -79,6 +79,13 @@ class PlainEncoder:
             return None
         tail = tuple(ids[seam + len(left) :])
         return tail if self.vocabulary.text_bytes(tail) == data else None
+
+    def _not_spelled(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Return the texts that do not survive encoding, of those whose bytes the vocabulary has."""
+        spellable = self.vocabulary.spellable_bytes
+        return tuple(
+            text for text in texts if spellable.issuperset(text.encode()) and self.encode(text.encode()) is None
+        )
 
     def _raw(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids

@@ -1,0 +1,117 @@
+"""Scripted and tiny random models, and engines over them, shared by the tests of decoding and engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+import jumpforward as jf
+from jumpforward.testing import ScriptedModel, toy_tokenizer
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+MIXED = ["sliding_attention", "full_attention"] * 2
+
+
+def random_script(width: int, seed: int = 0, spread: float = 3.0) -> Callable[[Sequence[int]], np.ndarray]:
+    """Return a script in which every sequence has random logits of its own."""
+
+    def script(ids: Sequence[int]) -> np.ndarray:
+        digest = hashlib.blake2b(np.asarray([seed, *ids], dtype=np.int64).tobytes(), digest_size=8).digest()
+        return np.random.default_rng(int.from_bytes(digest, "little")).normal(0, spread, width).astype(np.float32)
+
+    return script
+
+
+def scripted_engine(
+    pieces: Sequence[str] = (),
+    *,
+    script: Callable[[Sequence[int]], Any] | None = None,
+    padding: int = 0,
+    **options: Any,
+) -> jf.Engine:
+    """Return an engine over a scripted model; by default one with random logits."""
+    single_bytes = options.pop("single_bytes", range(256))
+    seed = options.pop("seed", 0)
+    tokenizer = toy_tokenizer(pieces, single_bytes=single_bytes)
+    width = len(tokenizer) + padding
+    model = ScriptedModel(script or random_script(width, seed), width, max_length=options.pop("max_length", 4096))
+    engine = jf.Engine(model, tokenizer, **options)
+    model.calls.clear()
+    return engine
+
+
+def favouring(text: str, tokenizer: Any, *, padding: int = 0) -> Callable[[Sequence[int]], np.ndarray]:
+    """Return a script that wants to write ``text`` behind a one-token prompt, token by canonical token, then to end."""
+    wanted = [*tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.eos_token_id]
+    width = len(tokenizer) + padding
+
+    def script(ids: Sequence[int]) -> np.ndarray:
+        logits = np.zeros(width, dtype=np.float32)
+        position = len(ids) - 1
+        if position < len(wanted):
+            logits[wanted[position]] = 9.0
+        return logits
+
+    return script
+
+
+def tiny_model(kind: str, width: int, seed: int = 0, **options: Any) -> Any:
+    """Return a small random model in float32 and evaluation mode."""
+    torch.manual_seed(seed)
+    makers: dict[str, Callable[[], Any]] = {
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(vocab_size=width, **SIZES, **options)),
+        "gemma3": lambda: Gemma3ForCausalLM(
+            Gemma3TextConfig(vocab_size=width, head_dim=8, sliding_window=5, layer_types=MIXED, **SIZES, **options)
+        ),
+        "mistral": lambda: MistralForCausalLM(MistralConfig(vocab_size=width, sliding_window=5, **SIZES, **options)),
+        "gpt2": lambda: GPT2LMHeadModel(
+            GPT2Config(vocab_size=width, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0, **options)
+        ),
+        "mamba": lambda: MambaForCausalLM(
+            MambaConfig(vocab_size=width, hidden_size=32, num_hidden_layers=2, state_size=4, **options)
+        ),
+    }
+    model = makers[kind]().eval()
+    with torch.no_grad():  # small random models are nearly uniform; make their choices matter
+        for name, parameter in model.named_parameters():
+            if "norm" not in name and parameter.dim() > 1:
+                parameter.mul_(3)
+    return model
+
+
+def tiny_engine(kind: str, pieces: Sequence[str], seed: int = 0, **options: Any) -> jf.Engine:
+    """Return an engine over a small random model and a toy vocabulary."""
+    tokenizer = toy_tokenizer(pieces)
+    model = tiny_model(kind, len(tokenizer), seed)
+    model.generation_config.eos_token_id = None
+    return jf.Engine(model, tokenizer, **options)
+
+
+def fresh_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
+    """Return the logits of a plain pass without any cache, shape (ids, width)."""
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+    return logits
