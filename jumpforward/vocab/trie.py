@@ -44,7 +44,7 @@ class TokenTrie:
 
     @cached_property
     def num_levels(self) -> int:
-        """How many levels there are: the longest token has this many bytes, less one."""
+        """How many levels there are: one more than the longest token has bytes."""
         return len(self.level_start) - 1
 
     def children(self, nodes: np.ndarray) -> np.ndarray:
