@@ -179,7 +179,9 @@ class _Lowering:
         self._inner: dict[tuple[int, _Targets], int] = {}
         self.edges: list[dict[int, int]] = [{} for _ in chars.edges]
         for state, row in enumerate(chars.edges):
-            targets = _merged((low, high, after) for symbol, after in row.items() for low, high in chars.classes[symbol])
+            targets = _merged(
+                (low, high, after) for symbol, after in row.items() for low, high in chars.classes[symbol]
+            )
             for num_digits, (first, last, lead) in enumerate(_FORMS):
                 part = tuple(_clipped(targets, first, last))
                 for digit, rest in _by_digit(part, num_digits):

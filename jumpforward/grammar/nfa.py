@@ -106,7 +106,9 @@ class _Nfa:
 
 def too_large(kind: str, max_states: int) -> GrammarError:
     """Return the error for an automaton beyond its limit."""
-    return GrammarError(kind, f"its automaton needs more than max_states={max_states} states, or as much work")
+    return GrammarError(
+        kind, f"its automaton needs more than max_states={max_states} states, or as much work"
+    )
 
 
 def char_automaton(program: Program, max_states: int) -> CharAutomaton:

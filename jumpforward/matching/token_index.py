@@ -110,7 +110,9 @@ class TokenIndex:
 
 def _check(num_entries: int, max_entries: int) -> None:
     if num_entries > max_entries:
-        raise IndexTooLargeError(f"the token index needs more than max_entries={max_entries} entries in a table")
+        raise IndexTooLargeError(
+            f"the token index needs more than max_entries={max_entries} entries in a table"
+        )
 
 
 class _Effects:
@@ -158,11 +160,15 @@ class _Effects:
         if missing > 0:  # at least doubled, so that growing costs no more than filling
             more = max(missing, len(self._rows))
             self._rows = np.concatenate([self._rows, np.empty((more, rows.shape[1]), dtype=np.int32)])
-            self._behind = np.concatenate([self._behind, np.full((more, len(self._step)), -1, dtype=np.int32)])
+            self._behind = np.concatenate(
+                [self._behind, np.full((more, len(self._step)), -1, dtype=np.int32)]
+            )
         self._rows[numbers] = rows
 
 
-def _used(effects: np.ndarray, effect_of_node: np.ndarray, vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
+def _used(
+    effects: np.ndarray, effect_of_node: np.ndarray, vocabulary: Vocabulary
+) -> tuple[np.ndarray, np.ndarray]:
     """Return each id's effect and the effects' rows, without those that are only on the way to a token.
 
     An id without bytes has effect 0, dead everywhere.
