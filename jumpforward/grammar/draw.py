@@ -36,9 +36,7 @@ def _escaped(char: str) -> str:
 
 def class_text(values: bytes) -> str:
     """Return a class of bytes in the notation of regular expressions, with ranges: ``[0-9a]``."""
-    runs = [
-        [byte for _, byte in group] for _, group in groupby(enumerate(values), lambda item: item[1] - item[0])
-    ]
+    runs = [[byte for _, byte in group] for _, group in groupby(enumerate(values), lambda item: item[1] - item[0])]
     return "[" + "".join(_run_text(run) for run in runs) + "]"
 
 
@@ -57,10 +55,11 @@ def _class_member(byte: int) -> str:
 
 def edge_text(edge: Edge) -> str:
     """Return what an edge reads: text, and classes in brackets."""
-    parts = []
-    for is_forced, steps in groupby(edge.steps, lambda step: len(step) == 1):
-        parts += [byte_text(b"".join(steps))] if is_forced else [class_text(step) for step in steps]
-    return "".join(parts)
+    text = ""
+    for is_forced, group in groupby(edge.steps, lambda step: len(step) == 1):
+        steps = list(group)
+        text += byte_text(b"".join(steps)) if is_forced else "".join(map(class_text, steps))
+    return text
 
 
 def to_text(graph: PathGraph) -> str:
@@ -101,9 +100,7 @@ def to_svg(graph: PathGraph) -> str:
     program = shutil.which("dot")
     if program is None:
         raise OptionError("format", "svg", "Graphviz's program dot on the PATH, or the format dot instead")
-    done = subprocess.run(
-        [program, "-Tsvg"], input=to_dot(graph), capture_output=True, text=True, encoding="utf-8"
-    )
+    done = subprocess.run([program, "-Tsvg"], input=to_dot(graph), capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
         raise OptionError("format", "svg", f"Graphviz to draw it, which said: {done.stderr.strip()}")
     return done.stdout
@@ -116,9 +113,7 @@ def to_json(graph: PathGraph) -> str:
         for number, node in enumerate(graph.nodes)
     ]
     layout = {"num_states": graph.num_states, "limits": list(graph.limits), "nodes": nodes}
-    return json.dumps(
-        layout | {"edges": [_edge_layout(edge) for edge in graph.edges]}, ensure_ascii=False, indent=2
-    )
+    return json.dumps(layout | {"edges": [_edge_layout(edge) for edge in graph.edges]}, ensure_ascii=False, indent=2)
 
 
 def _edge_layout(edge: Edge) -> dict[str, Any]:

@@ -38,8 +38,7 @@ def minimised(edges: Edges, accepting: Set[int]) -> tuple[list[dict[int, int]], 
         index = order.setdefault(block_of[state], len(order))
         if not rows[index]:
             rows[index] = {
-                symbol: order.setdefault(block_of[target], len(order))
-                for symbol, target in trimmed[state].items()
+                symbol: order.setdefault(block_of[target], len(order)) for symbol, target in trimmed[state].items()
             }
     return rows, {order[block_of[state]] for state in accepting}
 

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from jumpforward.errors import GrammarError
@@ -63,7 +64,7 @@ class _Nfa:
     def joined(self, parts: list[_Fragment]) -> _Fragment:
         if not parts:
             return self.single(None)
-        for left, right in zip(parts, parts[1:], strict=False):
+        for left, right in pairwise(parts):
             self.edges[left.exit].append((None, right.entry))
         return _Fragment(parts[0].low, parts[0].entry, parts[-1].exit)
 
@@ -107,7 +108,7 @@ class _Nfa:
 def too_large(kind: str, max_states: int) -> GrammarError:
     """Return the error for an automaton beyond its limit."""
     return GrammarError(
-        kind, f"its automaton needs more than max_states={max_states} states, or as much work"
+        kind, f"its automaton needs more than max_states={max_states} states, or more work than they allow"
     )
 
 
@@ -225,7 +226,7 @@ def _classes(sets: list[Ranges]) -> tuple[list[Ranges], list[list[int]]]:
     classes: dict[frozenset[int], list[tuple[int, int]]] = defaultdict(list)
     places = sorted(changes)
     inside: set[int] = set()
-    for low, end in zip(places, places[1:], strict=False):
+    for low, end in pairwise(places):
         inside ^= changes[low]
         if inside:
             classes[frozenset(inside)].append((low, end - 1))

@@ -186,12 +186,8 @@ def forced_edge(walker: ByteWalker) -> ForcedEdge:
     forced = walker.forced_bytes()
     end = walker.fork()
     end.consume(forced)
-    live = b"" if end.is_accepting and not _goes_on(end) else end.live_bytes()
+    live = end.live_bytes()
     return ForcedEdge(forced, _stop_at(end, live), live)
-
-
-def _goes_on(walker: ByteWalker) -> bool:
-    return bool(walker.live_bytes())
 
 
 def _stop_at(walker: ByteWalker, live: bytes) -> Stop:
@@ -255,8 +251,7 @@ class _Unfolding:
                 self._expand(source)
                 waiting.extend(range(first_new, len(self._places)))
         nodes = [
-            Node(place.walker.is_accepting, place.live, index in self._open)
-            for index, place in enumerate(self._places)
+            Node(place.walker.is_accepting, place.live, index in self._open) for index, place in enumerate(self._places)
         ]
         return PathGraph(tuple(nodes), tuple(self._edges), None, tuple(self._limits))
 
@@ -326,12 +321,10 @@ def _rest_of_character(walker: ByteWalker, lead: int) -> Iterator[bytes]:
 
 def _repeats(walker: ByteWalker, way: bytes, live: bytes) -> bool:
     """Return whether ``way`` can be gone again and again, with the same choices behind it each time."""
-    num_gone = 0
     is_accepting = walker.is_accepting
-    while num_gone < _NUM_REPEATS and walker.consume(way):
+    num_gone, alike = 0, True
+    while alike and num_gone < _NUM_REPEATS and walker.consume(way):
         num_gone += 1
-        if walker.live_bytes() != live or walker.is_accepting != is_accepting:
-            break
-    alike = num_gone == _NUM_REPEATS and walker.live_bytes() == live
+        alike = walker.live_bytes() == live and walker.is_accepting == is_accepting
     walker.rollback(num_gone)
-    return alike
+    return alike and num_gone == _NUM_REPEATS

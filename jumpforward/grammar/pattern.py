@@ -107,9 +107,7 @@ _REFUSED = {
 _PLACES = {"AT_BEGINNING": "^", "AT_BEGINNING_STRING": "^", "AT_END": "$", "AT_END_STRING": "Z"}
 _CATEGORIES = {"DIGIT": "d", "SPACE": "s", "WORD": "w"}
 # A class, a comment, an escape, an opening of a group, a quantifier with its mode, or one character.
-_LEXEME = re.compile(
-    r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?\#[^)]*\)|\\[1-9]\d?|\\.|\(\?P?<?[=!>(]|[*+?}][+?]|.", re.DOTALL
-)
+_LEXEME = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?\#[^)]*\)|\\[1-9]\d?|\\.|\(\?P?<?[=!>(]|[*+?}][+?]|.", re.DOTALL)
 
 
 def parse(pattern: str, dialect: Dialect = PYTHON) -> Program:
@@ -132,7 +130,8 @@ def parse(pattern: str, dialect: Dialect = PYTHON) -> Program:
         if not isinstance(item, tuple):
             program.append(item)
             continue
-        instruction, parts = _step(pattern, *item, dialect.spaces)
+        part, flags = item
+        instruction, parts = _step(pattern, part, flags, dialect.spaces)
         waiting += [instruction, *reversed(parts)]
     return tuple(program)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jumpforward.errors import GrammarError
 from jumpforward.grammar.dfa import Dfa
@@ -16,8 +16,12 @@ from jumpforward.vocab.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import torch
 
-# A token consumed: the state behind it, and what came before. Forks share their past.
-_Place = tuple[int, "_Place | None"]
+
+class _Place(NamedTuple):
+    """A state, and the place before it. Forks share their past."""
+
+    state: int
+    before: _Place | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +35,7 @@ class CompiledAutomaton:
 
     def matcher(self) -> AutomatonMatcher:
         """Return a new matcher at the start of the grammar."""
-        return AutomatonMatcher(self, (self.dfa.start, None), 0)
+        return AutomatonMatcher(self, _Place(self.dfa.start), 0)
 
     @property
     def fewest_tokens(self) -> int | None:
@@ -78,10 +82,10 @@ class AutomatonMatcher:
         index = self._index
         if not 0 <= token < len(index.effect_of):
             return False
-        state = index.next_state.item(index.effect_of.item(token), self._place[0])
+        state = index.next_state.item(index.effect_of.item(token), self._place.state)
         if state == index.dead:
             return False
-        self._place = (state, self._place)
+        self._place = _Place(state, self._place)
         self._num_consumed += 1
         return True
 
@@ -94,8 +98,7 @@ class AutomatonMatcher:
         if not 0 <= num_tokens <= self._num_consumed:
             raise ValueError(f"cannot undo {num_tokens} of {self._num_consumed} tokens")
         for _ in range(num_tokens):
-            _, before = self._place
-            self._place = before or self._place
+            self._place = self._place.before or self._place
         self._num_consumed -= num_tokens
 
     def fork(self) -> AutomatonMatcher:
@@ -104,11 +107,11 @@ class AutomatonMatcher:
 
     def forced_bytes(self) -> bytes:
         """Return the bytes that every completion starts with, up to where the output may end."""
-        return b"" if self.is_terminated else self._compiled.dfa.forced(self._place[0])[0]
+        return b"" if self.is_terminated else self._compiled.dfa.forced(self._place.state)[0]
 
     def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
         """Write the legal tokens into a row of ``bitmask``: copy the state's row."""
-        bitmask.numpy()[row] = self._index.masks[self._place[0]]
+        bitmask.numpy()[row] = self._index.masks[self._place.state]
 
     def fill_completing_bitmask(self, bitmask: torch.Tensor, row: int, num_tokens: int) -> None:
         """Write only those legal tokens behind which ``num_tokens - 1`` more can complete the output.
@@ -116,16 +119,16 @@ class AutomatonMatcher:
         Some token is legal as long as ``num_tokens`` is at least 1 and at least :attr:`fewest_tokens`, and stays
         so while one token at a time is chosen from this mask and ``num_tokens`` counts down. The end token counts.
         """
-        bitmask.numpy()[row] = self._index.completing_mask(self._place[0], num_tokens)
+        bitmask.numpy()[row] = self._index.completing_mask(self._place.state, num_tokens)
 
     def live_bytes(self) -> bytes:
         """Return the bytes that may come next, in ascending order."""
-        return b"" if self.is_terminated else self._compiled.dfa.live_bytes(self._place[0])
+        return b"" if self.is_terminated else self._compiled.dfa.live_bytes(self._place.state)
 
     @property
     def fewest_tokens(self) -> int | None:
         """The fewest tokens from here to a complete output, without the end token; None where there is no way."""
-        return self._index.fewest(self._place[0])
+        return self._index.fewest(self._place.state)
 
     @property
     def is_accepting(self) -> bool:
@@ -135,4 +138,4 @@ class AutomatonMatcher:
     @property
     def is_terminated(self) -> bool:
         """Whether an end token has been consumed."""
-        return self._place[0] == self._index.ended
+        return self._place.state == self._index.ended

@@ -79,7 +79,8 @@ class TokenIndex:
             mask: np.ndarray = self.masks[state]
             return mask
         legal = self.fewest_tokens[self.next_state[:, state]] < num_tokens
-        return _packed(legal[self.effect_of][None])[0]
+        packed: np.ndarray = _packed(legal[self.effect_of][None])[0]
+        return packed
 
     @classmethod
     def build(cls, dfa: Dfa, vocabulary: Vocabulary, *, max_entries: int = MAX_ENTRIES) -> TokenIndex:
@@ -110,9 +111,7 @@ class TokenIndex:
 
 def _check(num_entries: int, max_entries: int) -> None:
     if num_entries > max_entries:
-        raise IndexTooLargeError(
-            f"the token index needs more than max_entries={max_entries} entries in a table"
-        )
+        raise IndexTooLargeError(f"the token index needs more than max_entries={max_entries} entries in a table")
 
 
 class _Effects:
@@ -160,15 +159,11 @@ class _Effects:
         if missing > 0:  # at least doubled, so that growing costs no more than filling
             more = max(missing, len(self._rows))
             self._rows = np.concatenate([self._rows, np.empty((more, rows.shape[1]), dtype=np.int32)])
-            self._behind = np.concatenate(
-                [self._behind, np.full((more, len(self._step)), -1, dtype=np.int32)]
-            )
+            self._behind = np.concatenate([self._behind, np.full((more, len(self._step)), -1, dtype=np.int32)])
         self._rows[numbers] = rows
 
 
-def _used(
-    effects: np.ndarray, effect_of_node: np.ndarray, vocabulary: Vocabulary
-) -> tuple[np.ndarray, np.ndarray]:
+def _used(effects: np.ndarray, effect_of_node: np.ndarray, vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
     """Return each id's effect and the effects' rows, without those that are only on the way to a token.
 
     An id without bytes has effect 0, dead everywhere.
