@@ -16,7 +16,7 @@ from jumpforward.grammar.paths import Edge, Node, PathGraph
 _BEYOND_ASCII = 0x110000 - 0x80
 _SURROGATES = 0x800  # some automata have edges for them, though no text contains them
 _ESCAPES = {ord("\n"): "\\n", ord("\t"): "\\t", ord("\r"): "\\r", ord("\\"): "\\\\"}
-_IN_CLASS = {ord(" "): "\\x20", ord("-"): "\\-", ord("]"): "\\]", ord("["): "\\["} | _ESCAPES
+_IN_CLASS = {ord(" "): "\\x20", ord("-"): "\\-", ord("]"): "\\]", ord("["): "\\[", ord("^"): "\\^"} | _ESCAPES
 
 
 def byte_text(data: bytes) -> str:

@@ -12,7 +12,10 @@ with it. Of what both read, these still differ, and :func:`xgrammar_difference` 
 
 - ``^`` and ``$`` in the middle of a pattern, which xgrammar ignores;
 - ``\\A`` and ``\\Z``, which are the letters A and Z there;
-- ``[^]a]``, where ``[^]`` is already a whole class there.
+- ``[^]a]``, where ``[^]`` is already a whole class there;
+- ``\\x41a``, where xgrammar takes as many hexadecimal digits as come, and octal escapes such as ``\\012``.
+
+It also lets the bytes of surrogates (ED A0 to ED BF) into ranges that span them; no text contains those.
 
 Python alone reads ``(?i)`` and other flags, ``(?P<name>...)``, ``(?#...)``, ``{,3}``, ``[]a]``, a bare brace and
 ``\\N{...}``; xgrammar alone reads ``\\cA``, ``\\u{1F600}``, ``[\\d-z]`` and unknown escapes.
@@ -108,6 +111,8 @@ _PLACES = {"AT_BEGINNING": "^", "AT_BEGINNING_STRING": "^", "AT_END": "$", "AT_E
 _CATEGORIES = {"DIGIT": "d", "SPACE": "s", "WORD": "w"}
 # A class, a comment, an escape, an opening of a group, a quantifier with its mode, or one character.
 _LEXEME = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?\#[^)]*\)|\\[1-9]\d?|\\.|\(\?P?<?[=!>(]|[*+?}][+?]|.", re.DOTALL)
+# Escapes; only those that the two read otherwise are longer than two letters.
+_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{3}|[0-9]{2}|.)", re.DOTALL)
 
 
 def parse(pattern: str, dialect: Dialect = PYTHON) -> Program:
@@ -138,6 +143,9 @@ def parse(pattern: str, dialect: Dialect = PYTHON) -> Program:
 
 def xgrammar_difference(pattern: str) -> str | None:
     """Return what xgrammar would read otherwise, with its position; None where the two agree."""
+    for escape in _ESCAPE.finditer(pattern):
+        if len(escape[0]) > 2:
+            return f"{escape[0]} at position {escape.start()}"
     for lexeme in _LEXEME.finditer(pattern):
         text, place = lexeme[0], lexeme.start()
         inner_start = text == "^" and place > 0
