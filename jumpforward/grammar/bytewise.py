@@ -69,6 +69,13 @@ class ByteWalker:
         self._matcher.fill_next_token_bitmask(self._bitmask)
         return np_bits(self._bitmask.numpy()[0])[:256].nonzero()[0].astype("uint8").tobytes()
 
+    def place(self) -> str:
+        """Return an opaque name of the place in the rules.
+
+        Two bytes tried at one place lead to the same future if they lead to the same name.
+        """
+        return str(self._matcher._debug_print_internal_state())
+
     def forced_bytes(self) -> bytes:
         """Return the longest byte string that every completion starts with.
 

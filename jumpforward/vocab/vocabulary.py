@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jumpforward.errors import TokenizerError
+from jumpforward.vocab.trie import TokenTrie
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,6 +48,11 @@ class Vocabulary:
     def spellable_bytes(self) -> frozenset[int]:
         """The byte values that begin some token."""
         return frozenset(token[0] for token in self.token_bytes if token)
+
+    @cached_property
+    def trie(self) -> TokenTrie:
+        """The tokens as a trie; built once for all grammars."""
+        return TokenTrie.build(self.token_bytes)
 
     def text_bytes(self, ids: Iterable[int]) -> bytes:
         """Return the bytes that ``ids`` stand for, one after the other."""
