@@ -87,6 +87,8 @@ def _summary(method: str, members: list[Comparison]) -> dict[str, float]:
         "num_tokens_equal_masked": sum(member.agrees(method, "masked") for member in members),
         "num_output_tokens": sum(len(member.outcomes[method][0].token_ids) for member in members),
         "num_forward_passes": sum(member.passes(method) for member in members),
+        "passes_per_token": sum(member.passes(method) for member in members)
+        / sum(len(member.outcomes[method][0].token_ids) for member in members),
         "passes_ratio_to_masked": sum(member.passes(method) for member in members)
         / sum(member.passes("masked") for member in members),
         "median_s": median(member.seconds(method) for member in members),
@@ -97,14 +99,15 @@ def _summary(method: str, members: list[Comparison]) -> dict[str, float]:
 
 
 def _table(dtype: str, families: dict[str, dict[str, dict[str, float]]]) -> Table:
-    columns = ("family", "method", "tokens = masked", "passes / masked", "× generate", "× masked", "overhead")
-    table = Table(*columns, title=dtype)
+    ratios = ("passes / token", "passes / masked", "× generate", "× masked", "overhead")
+    table = Table("family", "method", "tokens = masked", *ratios, title=dtype)
     for family, methods in families.items():
         for method, row in methods.items():
             table.add_row(
                 family,
                 method,
                 f"{row['num_tokens_equal_masked']} of {row['num_cases']}",
+                f"{row['passes_per_token']:.3f}",
                 f"{row['passes_ratio_to_masked']:.3f}",
                 f"{row['speedup_over_generate']:.2f}",
                 f"{row['speedup_over_masked']:.2f}",

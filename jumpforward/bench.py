@@ -128,7 +128,7 @@ def run_method(engine: Engine, method: str, prompt: Prompt, grammar: Grammar, ma
 
 def _generate(engine: Engine, prompt: Prompt, grammar: Grammar, max_new_tokens: int) -> Outcome:
     """Run transformers' own loop with xgrammar's logits processor, over the same compiled grammar."""
-    compiled = engine.compile(grammar)
+    compiled = engine.compiler.pushdown(grammar)
     ends = list(engine.vocabulary.end_ids)
     with _counted_passes(engine.model) as passes:
         start = time.perf_counter()

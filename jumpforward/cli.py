@@ -9,7 +9,7 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EXIT_ERROR = 1
 EXIT_TRUNCATED = 3
 EXIT_INTERRUPTED = 130
+Form = Literal["text", "dot", "svg", "json"]
 UsageError: Any = typer.BadParameter.__base__  # of the click that typer uses, its own copy or the package
 
 app = typer.Typer(
@@ -174,6 +175,48 @@ def bench(
     err.print(comparison.table())
     record = {"repeats": repeats, "dtype": str(engine.model.dtype), "methods": list(comparison.rows())}
     sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+@app.command()
+def inspect(
+    schema: SchemaOption = None,
+    regex: RegexOption = None,
+    ebnf: EbnfOption = None,
+    lark: LarkOption = None,
+    choice: ChoiceOption = None,
+    whitespace: WhitespaceOption = "fixed",
+    open_: OpenOption = False,
+    tokenizer: Annotated[str | None, typer.Option(help="Lay these tokens over it; 'default' for SmolLM2's.")] = None,
+    text: Annotated[str | None, typer.Option(help="Walk this document through the grammar.")] = None,
+    segmentations: Annotated[str | None, typer.Option(help="Show the ways to write this text in tokens.")] = None,
+    form: Annotated[Form, typer.Option("--format", help="How to show it.")] = "text",
+    depth: Annotated[int, typer.Option(help="How many choices deep a grammar that nests is unfolded.", min=1)] = 8,
+) -> None:
+    """Show what a grammar forces, before any model runs: its compressed graph, its tokens, a document's way."""
+    from jumpforward.report import inspect as show
+    from jumpforward.report.walk import Walk, walk
+
+    tokens = None if tokenizer is None else show.tokens_of(None if tokenizer == "default" else tokenizer)
+    given = (schema, regex, ebnf, lark, choice)
+    if segmentations is not None:
+        if tokens is None:
+            raise OptionError("--segmentations", segmentations, "a --tokenizer beside it")
+        sys.stdout.write(show.segmentation_text(segmentations, tokens, form) + "\n")
+        return
+    grammar = _grammar(*given, whitespace, open_)
+    if text is None:
+        sys.stdout.write(show.graph_text(grammar, depth, form, tokens) + "\n")
+        return
+    policies: list[Whitespace] = [whitespace] if schema is None else ["fixed", "flexible"]
+    walks: dict[str, Walk] = {name: walk(_grammar(*given, name, open_), text.encode()) for name in policies}
+    if form == "json":
+        sys.stdout.write(json.dumps(show.walk_layout(walks, tokens), ensure_ascii=False) + "\n")
+    elif form == "text":
+        out.print(show.walk_view(walks, tokens))
+    else:
+        raise OptionError("--format", form, "text or json beside --text")
+    if not any(found.is_complete for found in walks.values()):
+        raise typer.Exit(EXIT_ERROR)
 
 
 @app.command()

@@ -50,14 +50,15 @@ def scripted_engine(
     *,
     script: Callable[[Sequence[int]], Any] | None = None,
     padding: int = 0,
+    seed: int = 0,
+    single_bytes: Sequence[int] = range(256),
+    max_length: int = 4096,
     **options: Any,
 ) -> jf.Engine:
-    """Return an engine over a scripted model; by default one with random logits."""
-    single_bytes = options.pop("single_bytes", range(256))
-    seed = options.pop("seed", 0)
+    """Return an engine over a scripted model; by default one with random logits. Its calls count from here."""
     tokenizer = toy_tokenizer(pieces, single_bytes=single_bytes)
     width = len(tokenizer) + padding
-    model = ScriptedModel(script or random_script(width, seed), width, max_length=options.pop("max_length", 4096))
+    model = ScriptedModel(script or random_script(width, seed), width, max_length=max_length)
     engine = jf.Engine(model, tokenizer, **options)
     model.calls.clear()
     return engine

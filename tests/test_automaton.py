@@ -94,7 +94,7 @@ def test_masks_are_xgrammars_masks(pattern, vocabulary, data):
     grammar = jf.regex(pattern)
     compiled = automaton_for(grammar, vocabulary)
     assert isinstance(compiled, CompiledAutomaton)
-    ours, theirs = compiled.matcher(), GrammarCompiler(vocabulary).compile(grammar).matcher()
+    ours, theirs = compiled.matcher(), GrammarCompiler(vocabulary).pushdown(grammar).matcher()
     for _ in range(6):
         expected = mask_of(theirs, vocabulary.width)
         assert mask_of(ours, vocabulary.width).tolist() == expected.tolist()

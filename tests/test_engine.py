@@ -12,7 +12,7 @@ import torch
 from helpers import favouring, fresh_logits, random_script, scripted_engine, tiny_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import grammars
+from strategies import grammars, languages
 from transformers import TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
@@ -33,7 +33,7 @@ def start(engine: jf.Engine, grammar: jf.Grammar, policy: str, **options: Any) -
     """Return a run that the test steps by hand."""
     request = Request((0,), grammar, policy_named(policy), **options)
     drafters = engine._drafters if request.policy.drafts else ()
-    compiled = engine.compile(grammar)
+    compiled = engine.compiler.compile(grammar)
     return Run(request, compiled, engine._runner, engine._boundary, drafters, Counters(), max_draft=engine.max_draft)
 
 
@@ -145,14 +145,51 @@ def test_case_41_a_padded_tail_is_never_sampled(policy: str, options: dict[str, 
     assert max(result.token_ids) < len(tokenizer)
 
 
+@pytest.mark.parametrize("automata", [True, False])
 @pytest.mark.parametrize("policy", POLICY_NAMES)
-def test_case_42_a_byte_that_no_token_spells(policy: str) -> None:
-    engine = scripted_engine(single_bytes=range(97, 123))
+def test_case_42_a_byte_that_no_token_spells(policy: str, automata: bool) -> None:
+    engine = scripted_engine(single_bytes=range(97, 123), automata=automata)
     with pytest.raises(jf.EmptyMaskError) as caught:
         engine.generate("a", jf.choice(["ab1", "ab2"]), policy=policy)
-    assert caught.value.text == "ab"
+    # The automaton knows before the first token that no way leads to the end.
+    assert caught.value.text == ("" if automata else "ab")
     assert caught.value.missing_bytes == b"12"
     assert "b'1'" in str(caught.value)
+    assert engine.model.calls == [] or not automata
+    assert engine.generate("a", jf.choice(["ab1", "abc"]), policy=policy).text == "abc" or not automata
+
+
+@given(
+    language=languages,
+    policy=st.sampled_from(POLICY_NAMES),
+    seed=st.integers(0, 3),
+    spare=st.integers(0, 3),
+    temperature=st.sampled_from([0.0, 1.0]),
+)
+def test_with_ensure_complete_every_result_is_complete(
+    language: list[str], policy: str, seed: int, spare: int, temperature: float
+) -> None:
+    engine = scripted_engine(PIECES, seed=seed)
+    options = {"temperature": temperature, "seed": seed if temperature else None, "ensure_complete": True}
+    grammar = jf.choice(language)
+    least = max(1, engine.compiler.automaton(grammar).fewest_tokens)
+    with pytest.raises(jf.OptionError, match=f"at least {least}"):
+        engine.generate("a", grammar, policy=policy, max_new_tokens=least - 1, **options)
+    assert engine.model.calls == []
+    result = engine.generate("a", grammar, policy=policy, max_new_tokens=least + spare, **options)
+    assert result.complete
+    assert result.text in language
+    masked = engine.generate("a", grammar, policy="masked", max_new_tokens=least + spare, **options)
+    assert masked.token_ids == result.token_ids or policy == "canonical"
+
+
+def test_ensure_complete_needs_a_regular_grammar() -> None:
+    engine = scripted_engine(PIECES)
+    with pytest.raises(jf.OptionError, match="regular grammar"):
+        engine.generate("a", jf.json_schema(RECORD), ensure_complete=True)
+    endless = jf.regex("(ab|b)+")
+    for limit in range(2, 9):
+        assert engine.generate("a", endless, ensure_complete=True, max_new_tokens=limit).complete
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
@@ -198,7 +235,7 @@ def test_law_11_an_error_leaves_the_sequence_as_the_last_token_left_it() -> None
     (cached,) = run._cache.lengths
     assert cached == len(run.sequence) - 1
     assert engine.vocabulary.text_bytes(ids) == data
-    fresh = engine.compile(jf.regex("[ab]{20}")).matcher()
+    fresh = engine.compiler.compile(jf.regex("[ab]{20}")).matcher()
     assert all(fresh.consume(token) for token in ids)
     assert fresh.forced_bytes() == run.matcher.forced_bytes()
     with pytest.raises(jf.BadLogitsError):  # and again, from the same place

@@ -175,7 +175,7 @@ def test_case_26_forced_bytes_in_the_middle_of_a_character(pattern, done, forced
 
 def test_case_42_a_byte_that_no_token_spells_leaves_an_empty_mask():
     compiler = compiler_of([], single_bytes=b"ab")
-    matcher = compiler.compile(jf.choice(["az", "ay"])).matcher()
+    matcher = compiler.pushdown(jf.choice(["az", "ay"])).matcher()
     assert matcher.consume(0)
     assert legal(matcher, compiler.vocabulary.width) == set()
     assert not matcher.is_accepting
@@ -248,10 +248,11 @@ def test_a_grammar_is_compiled_once_and_shared(monkeypatch):
         type("Counting", (), {"compile_grammar": lambda _, rules: calls.append(1) or inner(rules)})(),
     )
     grammar = jf.choice(["ab"])
-    first, second = compiler.compile(grammar), compiler.compile(grammar)
+    first, second = compiler.pushdown(grammar), compiler.pushdown(grammar)
+    assert compiler.compile(grammar).index is compiler.compile(grammar).index
     assert first.tokens is second.tokens
     assert len(calls) == 1
-    compiler.compile(jf.choice(["ab"]))
+    compiler.pushdown(jf.choice(["ab"]))
     assert len(calls) == 2
 
 

@@ -109,9 +109,20 @@ class DraftBuilder:
         ``bitmask`` is int32 of shape (max_draft + 1, ceil(width / 32)); row i is filled for position i. A row
         without a legal token ends the draft in front of it.
         """
-        words = bitmask.numpy()
         draft = Draft()
         ids = list(output_ids)
+        try:
+            self._walk(draft, DraftView(prompt_ids, ids, matcher), ids, bitmask, num_left)
+        finally:  # also where a drafter raises
+            matcher.rollback(len(draft.tokens))
+        if draft.has_next and draft.tokens and not bitmask[len(draft.tokens)].any():
+            draft.has_next = False  # a dead end: for the next step to report, if the draft gets there
+        return draft
+
+    def _walk(self, draft: Draft, view: DraftView, ids: list[int], bitmask: torch.Tensor, num_left: int) -> None:
+        """Move the view's matcher ahead, and write down the way in ``draft`` and in ``ids``, which the view shows."""
+        matcher = view.matcher
+        words = bitmask.numpy()
         queue: deque[int] = deque()
         while draft.has_next:
             row = len(draft.tokens)
@@ -120,7 +131,7 @@ class DraftBuilder:
                 break
             only = only_token(words[row]) if self._skips_certain else None
             if only is None and not queue:
-                queue.extend(self._proposal(DraftView(prompt_ids, ids, matcher)))
+                queue.extend(self._proposal(view))
             token = only if only is not None else queue.popleft() if queue else None
             if token is None or not matcher.consume(token):
                 break
@@ -130,10 +141,6 @@ class DraftBuilder:
             draft.is_certain.append(only is not None)
             ids.append(token)
             draft.has_next = len(draft.tokens) < num_left and not matcher.is_terminated
-        if draft.has_next and draft.tokens and not words[len(draft.tokens)].any():
-            draft.has_next = False  # a dead end: for the next step to report, if the draft gets there
-        matcher.rollback(len(draft.tokens))
-        return draft
 
     def _proposal(self, view: DraftView) -> Sequence[int]:
         with self._counters.timed("boundary"):

@@ -39,6 +39,6 @@ POLICIES = {
 
 def policy_named(name: str) -> Policy:
     """Return the policy of that name; OptionError where there is none."""
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise OptionError("policy", name, f"one of {', '.join(POLICIES)}")
     return POLICIES[name]

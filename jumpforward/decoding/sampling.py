@@ -14,6 +14,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ from transformers import (
 from jumpforward.errors import OptionError
 
 _LEAST_NOISE = np.float32(1e-30)
+_TEMPERATURES = (1e-30, 1e30)  # beyond, float32 has no room for a logit divided by it
+_TYPES = {"temperature": Real, "top_k": Integral, "top_p": Real, "min_p": Real, "seed": Integral}
 _NO_IDS = torch.LongTensor()  # the warpers used here look at scores only
 
 
@@ -48,8 +51,15 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        if not 0 <= self.temperature < float("inf"):
-            raise OptionError("temperature", self.temperature, "a number of at least 0")
+        for name, kind in _TYPES.items():
+            value = getattr(self, name)
+            if value is None and name != "temperature":
+                continue
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise OptionError(name, value, "a number" if kind is Real else "a whole number")
+        least, most = _TEMPERATURES
+        if self.temperature != 0 and not least <= self.temperature <= most:
+            raise OptionError("temperature", self.temperature, f"0, or a number from {least} to {most}")
         if self.top_k is not None and self.top_k < 1:
             raise OptionError("top_k", self.top_k, "a whole number of at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -73,7 +83,7 @@ class SamplingOptions:
         if self.temperature not in (0, 1):
             warpers.append(TemperatureLogitsWarper(float(self.temperature)))
         if self.top_k is not None:
-            warpers.append(TopKLogitsWarper(self.top_k))
+            warpers.append(TopKLogitsWarper(int(self.top_k)))
         if self.top_p is not None and self.top_p < 1:
             warpers.append(TopPLogitsWarper(self.top_p))
         if self.min_p is not None:
@@ -92,7 +102,7 @@ class Sampler:
         self._warpers = options.warpers()
         self.seed: int | None = None
         if not options.is_greedy:
-            self.seed = secrets.randbits(63) if options.seed is None else options.seed
+            self.seed = secrets.randbits(63) if options.seed is None else int(options.seed)
 
     def choose(self, logits: torch.Tensor, bitmask: torch.Tensor, positions: Sequence[int]) -> list[int | None]:
         """Return the chosen token of every row; None where no legal token has a finite logit.

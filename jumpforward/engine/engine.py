@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
-    from jumpforward.matching.pushdown import CompiledGrammar
-
 
 class Engine:
     """Generates text that a grammar permits, with as few forward passes as the policy allows.
@@ -43,8 +41,12 @@ class Engine:
         max_draft: the most tokens that one chunk holds behind the uncached suffix of its sequence.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_draft: int = 256) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_draft: int = 256, automata: bool = True
+    ) -> None:
         """Take a causal language model and its fast tokenizer.
+
+        ``automata=False`` has xgrammar match regular grammars too, instead of a precomputed token index.
 
         Raises:
             ModelError: the model is not a decoder that maps ids to logits.
@@ -63,7 +65,7 @@ class Engine:
         encoder = PlainEncoder(tokenizer, self.vocabulary)
         self._boundary = Boundary(encoder, StableBorders(tokenizer, self.vocabulary))
         self._drafters: tuple[Drafter, ...] = (ForcedText(self._boundary),)
-        self._compiler = GrammarCompiler(self.vocabulary)
+        self._compiler = GrammarCompiler(self.vocabulary, automata=automata)
 
     @classmethod
     def from_pretrained(
@@ -104,6 +106,7 @@ class Engine:
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         logprobs: bool = False,
+        ensure_complete: bool = False,
         streamer: BaseStreamer | None = None,
     ) -> Result:
         """Generate one output.
@@ -119,6 +122,8 @@ class Engine:
             min_p: draw among legal tokens with at least this share of the likeliest one's probability.
             seed: the same seed gives the same tokens, in ``masked`` and ``exact`` alike; by default a new one.
             stop: end in front of the first of these strings.
+            ensure_complete: permit only tokens behind which the output can still be completed within
+                ``max_new_tokens``; for regular grammars.
             logprobs: also return the model's own log-probability of every token.
             streamer: a transformers streamer; it gets the prompt's ids, then the output's as they are made.
 
@@ -128,7 +133,7 @@ class Engine:
             RollbackUnsupportedError: the policy verifies drafts, and the model's cache cannot be cropped.
         """
         options = SamplingOptions(temperature, top_k, top_p, min_p, seed)
-        run = self._start(prompt, grammar, policy, options, max_new_tokens, stop, logprobs)
+        run = self._start(prompt, grammar, policy, options, max_new_tokens, stop, logprobs, ensure_complete)
         for _ in _steps(run, streamer):
             pass
         return run.result()
@@ -147,6 +152,7 @@ class Engine:
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         logprobs: bool = False,
+        ensure_complete: bool = False,
         streamer: BaseStreamer | None = None,
     ) -> TextPieces:
         """Generate one output and give its text piece by piece. Arguments and errors are those of :meth:`generate`.
@@ -155,12 +161,13 @@ class Engine:
         there when it is exhausted.
         """
         options = SamplingOptions(temperature, top_k, top_p, min_p, seed)
-        run = self._start(prompt, grammar, policy, options, max_new_tokens, stop, logprobs)
+        run = self._start(prompt, grammar, policy, options, max_new_tokens, stop, logprobs, ensure_complete)
         return TextPieces(run, streamer)
 
-    def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Return the grammar compiled for this vocabulary. Calls do this by themselves; it happens once."""
-        return self._compiler.compile(grammar)
+    @property
+    def compiler(self) -> GrammarCompiler:
+        """What compiles grammars for this vocabulary. Calls do that by themselves, once for each grammar."""
+        return self._compiler
 
     def _start(
         self,
@@ -171,6 +178,7 @@ class Engine:
         max_new_tokens: int,
         stop: str | Sequence[str] | None,
         logprobs: bool,
+        ensure_complete: bool,
     ) -> Run:
         policy = policy_named(policy_name)
         reason = self._runner.no_rollback_reason
@@ -181,9 +189,9 @@ class Engine:
             )
         counters = Counters()
         ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
-        request = Request(ids, grammar, policy, options, max_new_tokens, stop_bytes(stop), logprobs)
+        request = Request(ids, grammar, policy, options, max_new_tokens, stop_bytes(stop), logprobs, ensure_complete)
         with counters.timed("compile"):
-            compiled = self.compile(grammar)
+            compiled = self._compiler.compile(grammar)
         drafters = self._drafters if policy.drafts and reason is None else ()
         return Run(request, compiled, self._runner, self._boundary, drafters, counters, max_draft=self.max_draft)
 

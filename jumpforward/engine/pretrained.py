@@ -44,6 +44,18 @@ def load_pretrained(
     return _load(name, local, options)
 
 
+def load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
+    """Return a tokenizer alone, by the rules for models; None for the default model's."""
+    from transformers import AutoTokenizer
+
+    name, local = default_model() if name is None else (name, _only_local(name))
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, local_files_only=local)
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(f"no usable tokenizer under {name!r}: {error}") from error
+    return tokenizer
+
+
 def default_model() -> tuple[str, bool]:
     """Return the default model's name or folder, and whether it is all on this machine."""
     if _in_hub_cache(DEFAULT_MODEL):

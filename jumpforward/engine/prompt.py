@@ -32,8 +32,7 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length
 
 
 def _text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    ids: list[int] = tokenizer(text)["input_ids"] if text else []
-    return ids
+    return _encoded(text, tokenizer) if text else []
 
 
 def _chat_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -45,11 +44,24 @@ def _chat_ids(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -
         return []
     if tokenizer.chat_template is None:
         raise PromptError("this tokenizer has no chat template: expected the prompt as one string")
-    text = tokenizer.apply_chat_template(
-        [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
-    )
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+        )
+    except TemplateError as error:  # such as a role that the template does not know
+        raise PromptError(f"the tokenizer's chat template refuses these messages: {error}") from error
     # The template writes the special tokens that a chat begins with by itself.
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return _encoded(str(text), tokenizer, add_special_tokens=False)
+
+
+def _encoded(text: str, tokenizer: PreTrainedTokenizerBase, **options: bool) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"the prompt is not text that UTF-8 can write: {error}") from error
+    ids: list[int] = tokenizer(text, **options)["input_ids"]
     return ids
 
 

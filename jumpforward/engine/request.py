@@ -26,6 +26,7 @@ class Request:
     max_new_tokens: int = 256
     stop: tuple[bytes, ...] = ()
     logprobs: bool = False
+    ensure_complete: bool = False
 
     def __post_init__(self) -> None:
         """Check what the other types do not."""
@@ -39,8 +40,10 @@ class Request:
 
 def stop_bytes(stop: str | Sequence[str] | None) -> tuple[bytes, ...]:
     """Return the stop strings as bytes; OptionError for anything but strings with something in them."""
-    strings = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            raise OptionError("stop", string, "a string that is not empty, or several")
-    return tuple(string.encode() for string in strings)
+    strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(strings, Sequence) or not all(isinstance(string, str) and string for string in strings):
+        raise OptionError("stop", stop, "a string that is not empty, or several")
+    try:
+        return tuple(string.encode() for string in strings)
+    except UnicodeEncodeError as error:
+        raise OptionError("stop", stop, f"text that UTF-8 can write ({error.reason})") from error

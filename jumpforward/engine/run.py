@@ -12,7 +12,6 @@ A step is one forward pass over the uncached suffix of the sequence and a draft:
 from __future__ import annotations
 
 from collections.abc import Sequence as Ids
-from typing import TYPE_CHECKING
 
 import torch
 import xgrammar
@@ -26,11 +25,28 @@ from jumpforward.engine.result import Result
 from jumpforward.engine.runner import Runner
 from jumpforward.engine.sequence import Sequence
 from jumpforward.engine.text import whole_characters
-from jumpforward.errors import BadLogitsError, EmptyMaskError, TokenRejectedError
+from jumpforward.errors import BadLogitsError, EmptyMaskError, OptionError, TokenRejectedError
+from jumpforward.matching.automaton import CompiledAutomaton
+from jumpforward.matching.completing import CompletingMatcher
+from jumpforward.matching.matcher import Matcher
+from jumpforward.matching.pushdown import CompiledGrammar
 from jumpforward.stats import Counters, Provenance
 
-if TYPE_CHECKING:
-    from jumpforward.matching.pushdown import CompiledGrammar
+
+def _matcher(request: Request, compiled: CompiledAutomaton | CompiledGrammar, max_new_tokens: int) -> Matcher:
+    """Return the request's matcher.
+
+    Raises:
+        OptionError: a complete output is to be ensured, and the grammar's shortest is not known, or has no room.
+    """
+    if not request.ensure_complete:
+        return compiled.matcher()
+    if not isinstance(compiled, CompiledAutomaton):
+        raise OptionError("ensure_complete", True, "a regular grammar (regex or choice) that fits into an automaton")
+    fewest = compiled.fewest_tokens
+    if fewest is not None and max_new_tokens < fewest:
+        raise OptionError("max_new_tokens", max_new_tokens, f"at least {fewest}, for the shortest complete output")
+    return CompletingMatcher(compiled.matcher(), max_new_tokens)
 
 
 class Run:
@@ -39,7 +55,7 @@ class Run:
     def __init__(
         self,
         request: Request,
-        compiled: CompiledGrammar,
+        compiled: CompiledAutomaton | CompiledGrammar,
         runner: Runner,
         boundary: Boundary,
         drafters: Ids[Drafter],
@@ -57,7 +73,7 @@ class Run:
         self.sequence = Sequence(
             request.prompt_ids, compiled.vocabulary, max_new_tokens=max_new_tokens, stop=request.stop
         )
-        self.matcher = compiled.matcher()
+        self.matcher = _matcher(request, compiled, max_new_tokens)
         self._cache = runner.new_cache()
         self._sampler = Sampler(request.sampling)
         self._builder = DraftBuilder(
@@ -97,7 +113,9 @@ class Run:
             forced = self.matcher.forced_bytes()
             stable = self._boundary.spell(self.sequence.output_ids, forced).stable if forced else ()
         for token in stable:
-            self._append(token, Provenance.FORCED)
+            if not self.matcher.consume(token):  # a budget may leave no room for this spelling
+                return
+            self.sequence.append(token, Provenance.FORCED)
             if self.is_finished:
                 return
 
@@ -187,11 +205,11 @@ class Run:
         return self.sequence.data.decode(errors="replace")
 
     def _empty_mask(self) -> EmptyMaskError:
-        missing = self.matcher.live_bytes()
-        wanted = ", ".join(repr(bytes([value])) for value in missing[:8]) or "nothing"
+        missing = self.matcher.missing_bytes()
+        wanted = ", ".join(repr(bytes([value])) for value in missing[:8]) or "tokens that it does not have"
         return EmptyMaskError(
-            f"behind {self._text()[-60:]!r} the grammar goes on with {wanted}, and no token of the vocabulary can be "
-            "next; use a tokenizer that can spell it, or change the grammar",
+            f"behind {self._text()[-60:]!r} the grammar can only be completed with {wanted}, which the vocabulary "
+            "cannot spell; use another tokenizer, or change the grammar",
             self._text(),
             missing,
         )

@@ -72,6 +72,18 @@ class Dfa:
         """Return the bytes that may come next, in ascending order."""
         return np.flatnonzero(self.delta[state] != self.dead).astype(np.uint8).tobytes()
 
+    def bytes_from(self, state: int) -> set[int]:
+        """Return the bytes on all paths from a state."""
+        seen, waiting, found = {state}, [state], set[int]()
+        while waiting:
+            place = waiting.pop()
+            for byte in self.live_bytes(place):
+                found.add(byte)
+                if (target := int(self.delta[place, byte])) not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+        return found
+
     @cached_property
     def _only_step(self) -> list[tuple[int, int] | None]:
         """For each state, the one byte that may come next and its target; None where there is a choice."""

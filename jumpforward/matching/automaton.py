@@ -45,11 +45,17 @@ class CompiledAutomaton:
 
 def automaton_for(grammar: Grammar, vocabulary: Vocabulary) -> CompiledAutomaton | str:
     """Return the grammar compiled into an automaton; where that cannot be, why, as a sentence's end."""
+    found = index_of(grammar, vocabulary)
+    return found if isinstance(found, str) else CompiledAutomaton(grammar, vocabulary, *found)
+
+
+def index_of(grammar: Grammar, vocabulary: Vocabulary) -> tuple[Dfa, TokenIndex] | str:
+    """Return the grammar's byte automaton and its token index; where that cannot be, why, as a sentence's end."""
     dfa = dfa_for(grammar)
     if isinstance(dfa, str):
         return dfa
     try:
-        return CompiledAutomaton(grammar, vocabulary, dfa, TokenIndex.build(dfa, vocabulary))
+        return dfa, TokenIndex.build(dfa, vocabulary)
     except IndexTooLargeError as error:
         return str(error)
 
@@ -124,6 +130,13 @@ class AutomatonMatcher:
     def live_bytes(self) -> bytes:
         """Return the bytes that may come next, in ascending order."""
         return b"" if self.is_terminated else self._compiled.dfa.live_bytes(self._place.state)
+
+    def missing_bytes(self) -> bytes:
+        """Return the bytes, anywhere from here on, that no token contains."""
+        if self.is_terminated:
+            return b""
+        needed = self._compiled.dfa.bytes_from(self._place.state)
+        return bytes(sorted(needed - set(b"".join(self._compiled.vocabulary.token_bytes))))
 
     @property
     def fewest_tokens(self) -> int | None:

@@ -8,8 +8,11 @@ from weakref import WeakKeyDictionary
 
 import xgrammar
 
+from jumpforward.grammar.dfa import Dfa
 from jumpforward.grammar.spec import Grammar
+from jumpforward.matching.automaton import CompiledAutomaton, index_of
 from jumpforward.matching.pushdown import CompiledGrammar
+from jumpforward.matching.token_index import TokenIndex
 from jumpforward.vocab.vocabulary import Vocabulary
 
 _CACHE_BYTES = 1 << 30
@@ -18,11 +21,11 @@ _CACHE_BYTES = 1 << 30
 class GrammarCompiler:
     """Compiles grammars for one vocabulary.
 
-    xgrammar caches by the grammar's rules, so that two grammars written alike share the work; the
-    same :class:`Grammar` object is not even printed again.
+    Regular grammars become an automaton with a token index where that stays within limits; all others are
+    xgrammar's. The same :class:`Grammar` object is compiled once, and xgrammar also caches by the rules.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, automata: bool = True) -> None:
         self.vocabulary = vocabulary
         # Ids without bytes are special to xgrammar: never legal, save as the end of the output.
         info = xgrammar.TokenizerInfo(
@@ -32,11 +35,29 @@ class GrammarCompiler:
             stop_token_ids=list(vocabulary.end_ids),
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=os.cpu_count() or 1, cache_limit_bytes=_CACHE_BYTES)
+        self._automata = automata
+        # Neither value refers to its key, so that a grammar which nobody uses any more is let go.
+        self._indexes: WeakKeyDictionary[Grammar, tuple[Dfa, TokenIndex] | str] = WeakKeyDictionary()
         self._tokens: WeakKeyDictionary[Grammar, xgrammar.CompiledGrammar] = WeakKeyDictionary()
         self._lock = Lock()
 
-    def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Return the grammar compiled for the vocabulary."""
+    def compile(self, grammar: Grammar) -> CompiledAutomaton | CompiledGrammar:
+        """Return the grammar compiled for the vocabulary, as an automaton where it can be one."""
+        automaton = self.automaton(grammar)
+        return self.pushdown(grammar) if isinstance(automaton, str) else automaton
+
+    def automaton(self, grammar: Grammar) -> CompiledAutomaton | str:
+        """Return the grammar as an automaton with a token index, or why it is none."""
+        if not self._automata:
+            return "automata are switched off"
+        with self._lock:
+            found = self._indexes.get(grammar)
+            if found is None:
+                found = self._indexes[grammar] = index_of(grammar, self.vocabulary)
+        return found if isinstance(found, str) else CompiledAutomaton(grammar, self.vocabulary, *found)
+
+    def pushdown(self, grammar: Grammar) -> CompiledGrammar:
+        """Return the grammar compiled by xgrammar."""
         with self._lock:
             tokens = self._tokens.get(grammar)
             if tokens is None:

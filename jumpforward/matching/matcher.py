@@ -35,7 +35,11 @@ class Matcher(Protocol):
         ...
 
     def live_bytes(self) -> bytes:
-        """Return the bytes that may come next, in ascending order. For messages: slow."""
+        """Return the bytes that may come next, in ascending order, whatever tokens there are. Slow."""
+        ...
+
+    def missing_bytes(self) -> bytes:
+        """Return the bytes that the grammar wants and no token spells, in ascending order. For messages: slow."""
         ...
 
     @property

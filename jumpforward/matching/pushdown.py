@@ -98,6 +98,11 @@ class PushdownMatcher:
         walker.consume(self._compiled.vocabulary.text_bytes(self._consumed))
         return b"" if self.is_terminated else walker.live_bytes()
 
+    def missing_bytes(self) -> bytes:
+        """Return the bytes that may come next and that no token begins with."""
+        spellable = self._compiled.vocabulary.spellable_bytes
+        return bytes(byte for byte in self.live_bytes() if byte not in spellable)
+
     @property
     def is_accepting(self) -> bool:
         """Whether the output so far is complete."""

@@ -1,0 +1,1 @@
+"""What a grammar forces, shown: documents walked through it, and tokens laid over it."""

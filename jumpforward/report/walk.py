@@ -1,0 +1,118 @@
+"""One document walked through a grammar: what was forced, what was chosen, and why forcing stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from jumpforward.grammar.bytewise import ByteWalker
+from jumpforward.grammar.paths import Stop
+from jumpforward.grammar.spec import Grammar
+from jumpforward.grammar.unfolding import forced_edge
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A byte that the document chose where forcing had stopped.
+
+    Attributes:
+        place: the byte's index in the document.
+        stop: why forcing stopped in front of it.
+        live: the bytes that were legal.
+    """
+
+    place: int
+    stop: Stop
+    live: bytes
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A document's way through a grammar.
+
+    Attributes:
+        data: the document.
+        forced: for each of its bytes, whether it was forced; shorter than the document where it was rejected.
+        choices: the bytes that were not forced, in order.
+        is_complete: whether the grammar accepts the document.
+        expected: where it does not, the bytes that were legal behind the last accepted one; empty for a document
+            that goes on behind its end.
+    """
+
+    data: bytes
+    forced: tuple[bool, ...]
+    choices: tuple[Choice, ...]
+    is_complete: bool
+    expected: bytes = b""
+
+    @property
+    def share_forced_bytes(self) -> float:
+        """The share of the walked bytes that were forced."""
+        return sum(self.forced) / max(1, len(self.forced))
+
+    def num_forced_tokens(self, lengths: Sequence[int]) -> int:
+        """Return how many of the tokens with these lengths in bytes, laid end to end, consist of forced bytes."""
+        ends = list(accumulate(lengths))
+        spans = zip(ends, lengths, strict=True)
+        return sum(all(self.forced[end - length : end]) for end, length in spans if end <= len(self.forced))
+
+    def spans(self) -> list[tuple[bool, bytes]]:
+        """Return the walked bytes as runs of forced and of chosen characters.
+
+        A character counts as forced when all its bytes were.
+        """
+        runs: list[tuple[bool, bytes]] = []
+        place = 0
+        for char in self.data[: len(self.forced)].decode(errors="surrogateescape"):
+            piece = char.encode(errors="surrogateescape")
+            is_forced = all(self.forced[place : place + len(piece)])
+            place += len(piece)
+            if runs and runs[-1][0] == is_forced:
+                runs[-1] = (is_forced, runs[-1][1] + piece)
+            else:
+                runs.append((is_forced, piece))
+        return runs
+
+    def layout(self) -> dict[str, Any]:
+        """Return the walk as JSON: places count bytes, classes of bytes are in hexadecimal."""
+        return {
+            "is_complete": self.is_complete,
+            "num_bytes": len(self.data),
+            "num_walked": len(self.forced),
+            "share_forced_bytes": round(self.share_forced_bytes, 4),
+            "spans": [{"forced": is_forced, "text": data.decode(errors="replace")} for is_forced, data in self.spans()],
+            "choices": [
+                {"place": choice.place, "stop": choice.stop, "num_live": len(choice.live), "live": choice.live.hex()}
+                for choice in self.choices
+            ],
+            "expected": self.expected.hex(),
+        }
+
+
+def walk(grammar: Grammar, data: bytes) -> Walk:
+    """Walk a document through a grammar, as far as it goes."""
+    walker: ByteWalker = grammar.walker()
+    forced: list[bool] = []
+    choices: list[Choice] = []
+    while True:
+        edge = forced_edge(walker)
+        agreed = _len_common(edge.forced, data[len(forced) :])
+        walker.consume(edge.forced[:agreed])
+        forced += [True] * agreed
+        place = len(forced)
+        if agreed < len(edge.forced):
+            return Walk(data, tuple(forced), tuple(choices), False, edge.forced[agreed : agreed + 1])
+        if place == len(data):
+            return Walk(data, tuple(forced), tuple(choices), walker.is_accepting, edge.live)
+        if data[place] not in edge.live:
+            return Walk(data, tuple(forced), tuple(choices), False, edge.live)
+        choices.append(Choice(place, edge.stop, edge.live))
+        walker.consume(data[place : place + 1])
+        forced.append(False)
+
+
+def _len_common(left: bytes, right: bytes) -> int:
+    shorter = min(len(left), len(right))
+    return next((place for place in range(shorter) if left[place] != right[place]), shorter)
