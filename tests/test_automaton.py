@@ -127,7 +127,7 @@ def test_a_bit_is_set_where_the_matcher_accepts(strings, vocabulary, data):
     matcher = automaton_for(jf.choice(strings), vocabulary).matcher()
     walk(data, matcher, 3)
     mask = mask_of(matcher, vocabulary.width)
-    for token in range(-2, vocabulary.width + 2):
+    for token in range(-vocabulary.width, vocabulary.width + 2):
         accepted = matcher.fork().consume(token)
         assert accepted == (0 <= token < vocabulary.width and mask[token])
     special = sorted(vocabulary.special_ids - set(vocabulary.end_ids))
