@@ -15,7 +15,7 @@ import jumpforward as jf
 from jumpforward.grammar.dfa import Dfa
 from jumpforward.grammar.pattern import xgrammar_difference
 from jumpforward.matching.automaton import AutomatonMatcher, CompiledAutomaton, automaton_for, dfa_for
-from jumpforward.matching.compiler import GrammarCompiler
+from jumpforward.matching.pushdown import CompiledGrammar, PushdownMatcher
 from jumpforward.matching.token_index import IndexTooLargeError, TokenIndex
 from jumpforward.vocab.vocabulary import Vocabulary
 
@@ -64,6 +64,17 @@ def walk(data: st.DataObject, matcher: AutomatonMatcher, num_steps: int) -> list
     return consumed
 
 
+def pushdown_matcher(grammar: jf.Grammar, vocabulary: Vocabulary) -> PushdownMatcher:
+    info = xgrammar.TokenizerInfo(
+        list(vocabulary.token_bytes),
+        xgrammar.VocabType.RAW,
+        vocab_size=vocabulary.width,
+        stop_token_ids=list(vocabulary.end_ids),
+    )
+    tokens = xgrammar.GrammarCompiler(info).compile_grammar(grammar.rules)
+    return CompiledGrammar(grammar, vocabulary, tokens).matcher()
+
+
 # -- law 3: the index --
 
 
@@ -94,7 +105,7 @@ def test_masks_are_xgrammars_masks(pattern, vocabulary, data):
     grammar = jf.regex(pattern)
     compiled = automaton_for(grammar, vocabulary)
     assert isinstance(compiled, CompiledAutomaton)
-    ours, theirs = compiled.matcher(), GrammarCompiler(vocabulary).pushdown(grammar).matcher()
+    ours, theirs = compiled.matcher(), pushdown_matcher(grammar, vocabulary)
     for _ in range(6):
         expected = mask_of(theirs, vocabulary.width)
         assert mask_of(ours, vocabulary.width).tolist() == expected.tolist()
@@ -127,7 +138,7 @@ def test_a_bit_is_set_where_the_matcher_accepts(strings, vocabulary, data):
     matcher = automaton_for(jf.choice(strings), vocabulary).matcher()
     walk(data, matcher, 3)
     mask = mask_of(matcher, vocabulary.width)
-    for token in range(-2, vocabulary.width + 2):
+    for token in range(-vocabulary.width, vocabulary.width + 2):
         accepted = matcher.fork().consume(token)
         assert accepted == (0 <= token < vocabulary.width and mask[token])
     special = sorted(vocabulary.special_ids - set(vocabulary.end_ids))
