@@ -1,4 +1,4 @@
-"""The command line: ``jumpforward generate``, ``bench`` and ``demo``.
+"""The command line: ``jumpforward generate``, ``bench``, ``inspect`` and ``demo``.
 
 Exit codes: 0 a complete output, 1 bad input or an error, 3 an output that was cut off.
 """
@@ -99,6 +99,10 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Draw among the likeliest with this probability.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Draw among those this near to the likeliest.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes draws repeatable.")] = None,
+    ensure_complete: Annotated[
+        bool,
+        typer.Option("--ensure-complete", help="Only tokens that leave room for a complete output (regex, choice)."),
+    ] = False,
     stop: Annotated[list[str] | None, typer.Option(help="End in front of this string.")] = None,
     output: Annotated[Output, typer.Option(help="text, one JSON record, or tokens by provenance.")] = Output.TEXT,
 ) -> None:
@@ -117,6 +121,7 @@ def generate(
         seed=seed,
         stop=stop,
         logprobs=output is Output.JSON,
+        ensure_complete=ensure_complete,
     )
     for piece in pieces:
         if output is Output.TEXT:
@@ -186,7 +191,10 @@ def inspect(
     choice: ChoiceOption = None,
     whitespace: WhitespaceOption = "fixed",
     open_: OpenOption = False,
-    tokenizer: Annotated[str | None, typer.Option(help="Lay these tokens over it; 'default' for SmolLM2's.")] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", "--model", help="Lay a model's tokens over it; 'default' for SmolLM2's."),
+    ] = None,
     text: Annotated[str | None, typer.Option(help="Walk this document through the grammar.")] = None,
     segmentations: Annotated[str | None, typer.Option(help="Show the ways to write this text in tokens.")] = None,
     form: Annotated[Form, typer.Option("--format", help="How to show it.")] = "text",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from transformers import (
 )
 
 import jumpforward as jf
+from jumpforward.engine.runner import Runner
 from jumpforward.testing import ScriptedModel, toy_tokenizer
 
 SIZES: dict[str, Any] = {
@@ -109,6 +111,15 @@ def tiny_engine(kind: str, pieces: Sequence[str], seed: int = 0, **options: Any)
     model = tiny_model(kind, len(tokenizer), seed)
     model.generation_config.eos_token_id = None
     return jf.Engine(model, tokenizer, **options)
+
+
+@cache
+def tiny_runner(kind: str, attention: str = "sdpa", width: int = 64) -> Runner:
+    """Return a runner of a small random model, the same for every test."""
+    model = tiny_model(kind, width)
+    if attention != "sdpa":
+        model.set_attn_implementation(attention)
+    return Runner(model)
 
 
 def fresh_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:

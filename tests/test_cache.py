@@ -1,4 +1,4 @@
-"""Law 8: after any run of ragged chunks and crops, logits are those of a fresh prefill. And what a model must be."""
+"""Law 8: after any run of ragged chunks and crops, logits are those of a fresh prefill."""
 
 from __future__ import annotations
 
@@ -7,27 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import fresh_logits, tiny_engine, tiny_model
+from helpers import fresh_logits, tiny_model, tiny_runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
+from transformers import DynamicCache
 
-import jumpforward as jf
-from jumpforward.engine.cache import KVCache, layer_kinds
-from jumpforward.engine.runner import NativeCache, Runner
+from jumpforward.engine.cache import layer_kinds
 
 WIDTH = 64
 KINDS = ["llama", "gemma3", "mistral", "gpt2"]
-RUNNERS: dict[tuple[str, str], Runner] = {}
-
-
-def runner_of(kind: str, attention: str = "sdpa") -> Runner:
-    if (kind, attention) not in RUNNERS:
-        model = tiny_model(kind, WIDTH)
-        model.set_attn_implementation(attention)
-        RUNNERS[kind, attention] = Runner(model)
-    return RUNNERS[kind, attention]
-
 
 # A chunk for each of up to three rows, and how much of it is taken back.
 turns = st.lists(
@@ -46,7 +34,7 @@ turns = st.lists(
 @given(turns=turns, num_rows=st.integers(1, 3))
 @settings(max_examples=12)
 def test_law_8_ragged_chunks_and_crops(kind: str, attention: str, turns: list[Any], num_rows: int) -> None:
-    runner = runner_of(kind, attention)
+    runner = tiny_runner(kind, attention)
     cache = runner.new_cache(num_rows)
     rows: list[list[int]] = [[] for _ in range(num_rows)]
     for turn in turns:
@@ -64,7 +52,7 @@ def test_law_8_ragged_chunks_and_crops(kind: str, attention: str, turns: list[An
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_law_8_beyond_the_first_capacity(kind: str) -> None:
-    runner = runner_of(kind)
+    runner = tiny_runner(kind)
     ids = torch.randint(0, WIDTH, (200,), generator=torch.Generator().manual_seed(0)).tolist()
     cache = runner.new_cache()
     pieces = [ids[:50], ids[50:51], ids[51:140], ids[140:]]
@@ -73,8 +61,23 @@ def test_law_8_beyond_the_first_capacity(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_law_8_ragged_rows_grow_together(kind: str) -> None:
+    runner = tiny_runner(kind)
+    ids = torch.randint(0, WIDTH, (3, 150), generator=torch.Generator().manual_seed(1)).tolist()
+    cache = runner.new_cache(3)
+    lengths = [0, 0, 0]
+    for num_fed in ([40, 7, 1], [3, 50, 30], [60, 2, 90], [1, 1, 1]):  # the second and the third outgrow the buffers
+        chunks = [row[start : start + count] for row, start, count in zip(ids, lengths, num_fed, strict=True)]
+        logits = runner.forward(cache, chunks, [[len(chunk) - 1] for chunk in chunks])
+        lengths = [start + count for start, count in zip(lengths, num_fed, strict=True)]
+        for row, length in enumerate(lengths):
+            assert torch.allclose(logits[row][0], fresh_logits(runner.model, ids[row][:length])[-1], atol=1e-4)
+    assert cache.lengths == tuple(lengths)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_lies_behind_a_length_is_never_seen(kind: str) -> None:
-    runner = runner_of(kind)
+    runner = tiny_runner(kind)
     cache = runner.new_cache(2)
     runner.forward(cache, [[1, 2, 3, 4], [5]], [[], []])
     cache.crop(2, 0)
@@ -87,15 +90,8 @@ def test_what_lies_behind_a_length_is_never_seen(kind: str) -> None:
     assert torch.allclose(second[0], fresh_logits(runner.model, [5, 9])[-1], atol=1e-4)
 
 
-def test_only_the_kept_positions_have_logits() -> None:
-    runner = runner_of("llama")
-    kept = runner.forward(runner.new_cache(), [[1, 2, 3, 4]], [[1, 3]])[0]
-    assert kept.shape == (2, WIDTH)
-    assert torch.allclose(kept, fresh_logits(runner.model, [1, 2, 3, 4])[[1, 3]], atol=1e-5)
-
-
 def test_a_crop_goes_back_only() -> None:
-    runner = runner_of("llama")
+    runner = tiny_runner("llama")
     cache = runner.new_cache()
     runner.forward(cache, [[1, 2]], [[]])
     for length in (-1, 3):
@@ -118,63 +114,3 @@ def test_case_48_transformers_own_cache_crops_by_a_negative_number_only() -> Non
     assert cache.get_seq_length() == 2
     with pytest.raises(ValueError, match="positive"):
         cache.crop(1)
-
-
-class OlderModel(torch.nn.Module):
-    """A model as older transformers have them: `past_key_values`, whole logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = tiny_model("llama", WIDTH)
-        self.config = self.inner.config
-        self.device, self.dtype = self.inner.device, self.inner.dtype
-
-    def forward(self, input_ids: Any, attention_mask: Any = None, past_key_values: Any = None, use_cache: bool = True):
-        return self.inner(
-            input_ids=input_ids, attention_mask=attention_mask, cache=past_key_values, use_cache=use_cache
-        )
-
-
-def test_case_51_the_older_names_of_arguments_work() -> None:
-    model = OlderModel()
-    runner = Runner(model)
-    assert runner.no_rollback_reason is not None  # without positions a ragged row would be misplaced
-    logits = runner.forward(runner.new_cache(), [[1, 2, 3]], [[2]])[0]
-    assert torch.allclose(logits[0], fresh_logits(model.inner, [1, 2, 3])[-1], atol=1e-4)
-
-
-def test_case_49_a_recurrent_model_runs_without_drafts_and_says_why_not_exact() -> None:
-    engine = tiny_engine("mamba", ["ab", "abc"])
-    schema = {"type": "object", "properties": {"ab": {"type": "boolean"}}, "required": ["ab"]}
-    grammar = jf.json_schema(schema)
-    for policy in ("masked", "canonical"):
-        result = engine.generate("ab", grammar, policy=policy)
-        assert result.complete
-        assert result.stats.num_proposed == 0
-    with pytest.raises(jf.RollbackUnsupportedError, match="LinearAttentionLayer"):
-        engine.generate("ab", grammar, policy="exact")
-    cache = engine._runner.new_cache()
-    assert isinstance(cache, NativeCache)
-    with pytest.raises(jf.RollbackUnsupportedError):
-        engine._runner.new_cache(2)
-    ids = [1, 5, 9, 2, 7, 7, 3]
-    engine._runner.forward(cache, [ids[:3]], [[]])
-    steps = engine._runner.pieces(cache, ids[3:])
-    last = [engine._runner.forward(cache, [piece], [[len(piece) - 1]])[0][-1] for piece in steps][-1]
-    assert torch.allclose(last, fresh_logits(engine.model, ids)[-1], atol=1e-3)
-    with pytest.raises(jf.RollbackUnsupportedError):
-        cache.crop(2)
-
-
-def test_an_encoder_decoder_model_is_refused() -> None:
-    config = T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    with pytest.raises(jf.ModelError, match="decoder-only"):
-        Runner(T5ForConditionalGeneration(config))
-    with pytest.raises(jf.ModelError, match="got str"):
-        Runner("gpt2")
-
-
-def test_a_cache_of_a_stranger_is_refused() -> None:
-    with pytest.raises(TypeError, match="new_cache"):
-        runner_of("llama").forward(DynamicCache(), [[1]], [[0]])
-    assert isinstance(runner_of("llama").new_cache(), KVCache)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import scripted_engine
+from helpers import scripted_engine, tiny_engine
 
 import jumpforward as jf
 from jumpforward import cli, demo
@@ -95,6 +95,10 @@ def test_prompt_is_a_user_message_unless_raw(monkeypatch, engine: jf.Engine) -> 
         (["generate", "--prompt", "x", "--schema", "missing.json"], "No such file"),
         (["generate", "--prompt", "x", "--ebnf", "."], "that can be read"),
         (["generate", "--prompt", "", "--regex", "a"], "prompt is empty"),
+        (["generate", "--prompt", "\udcff", "--regex", "a"], "UTF-8"),  # what the shell gave was not
+        (["generate", "--prompt", "x", "--regex", "\udcff"], "surrogates"),
+        (["generate", "--prompt", "x", "--regex", "a", "--stop", "\udcff"], "UTF-8"),
+        (["generate", "--prompt", "x", "--regex", "a", "--temperature", "1e-45"], "temperature"),
         (["generate", "--prompt", "x", "--regex", "a", "--raw", "--system", "s"], "--system"),
         (["generate", "--prompt", "x", "--regex", "a", "--max-new-tokens", "0"], "at least 1"),
         (["generate", "--prompt", "x", "--regex", "a", "--max-new-tokens", "many"], "--max-new-tokens"),
@@ -153,3 +157,29 @@ def test_the_demonstration_says_whether_exact_equals_masked(monkeypatch, capsys,
     assert "the same tokens as masked" in output
     assert "canonical" in output
     assert engine.model.calls
+
+
+def test_bench_prints_one_record(monkeypatch, capsys, schema: str) -> None:
+    monkeypatch.setattr(cli, "_engine", lambda *_: tiny_engine("llama", ['{"', '":', "ab", "true"]))
+    assert run(monkeypatch, "bench", "--schema", schema, "--prompt", "x", "--raw", "--repeats", "2") == 0
+    output = capsys.readouterr()
+    record = json.loads(output.out)
+    methods = {row["method"]: row for row in record["methods"]}
+    assert list(methods) == ["model.generate", "masked", "exact", "canonical"]
+    assert (record["repeats"], record["dtype"]) == (2, "torch.float32")
+    assert methods["model.generate"]["tokens_equal_masked"]
+    assert methods["exact"]["tokens_equal_masked"]
+    assert methods["exact"]["text"] == methods["model.generate"]["text"]
+    assert methods["model.generate"]["num_forward_passes"] == methods["masked"]["num_forward_passes"]
+    assert methods["exact"]["num_forward_passes"] < methods["masked"]["num_forward_passes"]
+    assert all(row["median_s"] > 0 for row in methods.values())
+    assert "canonical" in output.err
+
+
+def test_an_interruption_has_an_exit_code_of_its_own(monkeypatch, capsys) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_engine", interrupted)
+    assert run(monkeypatch, "generate", "--prompt", "x", "--regex", "a") == 130
+    assert capsys.readouterr().out == ""

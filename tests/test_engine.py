@@ -13,16 +13,18 @@ from helpers import favouring, fresh_logits, random_script, scripted_engine, tin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import grammars, languages
+from tokenizers import normalizers
 from transformers import TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
 import jumpforward as jf
+from jumpforward.decoding.drafts import DraftView
 from jumpforward.decoding.policy import POLICIES, policy_named
 from jumpforward.decoding.sampling import SamplingOptions
 from jumpforward.engine.request import Request
 from jumpforward.engine.run import Run
 from jumpforward.stats import Counters, Provenance
-from jumpforward.testing import END, toy_tokenizer
+from jumpforward.testing import END, ScriptedModel, toy_tokenizer
 
 PIECES = ['{"', '":', ' "', '",', "ab", "abc", "true", "霍", ": ", ", ", "10"]
 POLICY_NAMES = sorted(POLICIES)
@@ -42,12 +44,21 @@ def test_laws_9_and_14_counts_conserve_and_the_limit_holds(
     grammar: jf.Grammar, policy: str, seed: int, limit: int
 ) -> None:
     engine = scripted_engine(PIECES, seed=seed)
+    script, lengths = engine.model.script, [0]
+    engine.model.script = lambda ids: lengths.append(len(ids)) or script(ids)
     run = start(engine, grammar, policy, max_new_tokens=limit)
     while not run.is_finished:
+        before = list(run.sequence.output_ids), list(run.sequence.provenance), bytes(run.sequence.data)
         run.step()
         # Case 36: what is cached is a beginning of the sequence, and something is left to feed.
         (cached,) = run._cache.lengths
         assert cached <= len(run.sequence) - 1
+        # Case 14: what was made is never rewritten, and every step makes something.
+        ids, provenance, data = before
+        assert len(run.sequence.output_ids) > len(ids)
+        assert run.sequence.output_ids[: len(ids)] == ids
+        assert run.sequence.provenance[: len(ids)] == provenance
+        assert run.sequence.data.startswith(data)
     result = run.result()
     stats = result.stats
     assert stats.num_sampled + stats.num_forced + stats.num_drafted == stats.num_output_tokens
@@ -61,6 +72,8 @@ def test_laws_9_and_14_counts_conserve_and_the_limit_holds(
     )
     assert sum(map(len, fed)) == run._cache.lengths[0] + stats.num_cropped
     assert (result.finish_reason == "length") <= (len(result.token_ids) == limit)
+    assert max(lengths) <= stats.num_prompt_tokens + limit - 1  # nothing is asked behind the last possible token
+    assert result.complete == grammar.accepts(engine.vocabulary.text_bytes(result.token_ids))
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
@@ -243,6 +256,73 @@ def test_law_11_an_error_leaves_the_sequence_as_the_last_token_left_it() -> None
     assert run.sequence.output_ids == ids
 
 
+def finished(run: Run, errors: type[Exception] | tuple[()] = ()) -> jf.Result:
+    """Step a run to its end, past errors."""
+    while not run.is_finished:
+        try:
+            run.step()
+        except errors:
+            (cached,) = run._cache.lengths
+            assert cached <= len(run.sequence) - 1
+            assert run._vocabulary.text_bytes(run.sequence.output_ids) == bytes(run.sequence.data)
+    return run.result()
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("num_good", range(2))
+def test_law_11_a_pass_that_fails_can_be_made_again(policy: str, num_good: int) -> None:
+    grammar = jf.json_schema(RECORD)
+    undisturbed = finished(start(scripted_engine(PIECES), grammar, policy))
+    engine = scripted_engine(PIECES)
+    script = engine.model.script
+    asked = []
+
+    def failing(ids: Any) -> Any:
+        asked.append(ids)
+        if len(asked) == num_good + 1:
+            raise MemoryError
+        return script(ids)
+
+    engine.model.script = failing
+    result = finished(start(engine, grammar, policy), MemoryError)
+    assert len(asked) > num_good
+    assert (result.token_ids, result.provenance) == (undisturbed.token_ids, undisturbed.provenance)
+    assert result.stats.num_forward_passes == undisturbed.stats.num_forward_passes
+
+
+class FailsBehindItsDraft:
+    """Drafts two tokens of an output; asked for more behind them, it fails the first time at every place."""
+
+    name = "fails"
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+        self._failed_at: set[int] = set()
+
+    def propose(self, view: DraftView) -> list[int]:
+        place = len(view.output_ids)
+        if place % 3 == 2 and place not in self._failed_at:
+            self._failed_at.add(place)
+            raise LookupError
+        return self._tokens[place : place + 2]
+
+
+@pytest.mark.parametrize("automata", [True, False])
+@pytest.mark.parametrize("policy", ["exact", "canonical"])
+def test_law_11_a_drafter_that_raises_leaves_no_trace(policy: str, automata: bool) -> None:
+    grammar = jf.regex("[ab]{12}")
+    engine = scripted_engine(PIECES, automata=automata)
+    undisturbed = finished(start(engine, grammar, policy))
+    engine._drafters = (FailsBehindItsDraft(undisturbed.token_ids),)
+    run = start(engine, grammar, policy)
+    with pytest.raises(LookupError):
+        run.step()
+    assert run.sequence.output_ids == []
+    with pytest.raises(ValueError, match="cannot undo"):  # the matcher stands at the start
+        run.matcher.rollback(1)
+    assert finished(run, LookupError).token_ids == undisturbed.token_ids
+
+
 @given(text=st.text(st.sampled_from("<end>a霍 "), min_size=1, max_size=12), policy=st.sampled_from(POLICY_NAMES))
 @settings(max_examples=40)
 def test_law_12_forced_text_never_becomes_a_special_token(text: str, policy: str) -> None:
@@ -276,6 +356,35 @@ def test_case_26_half_a_character_is_held_back() -> None:
     cut = engine.generate("a", jf.regex("😨(a|b)"), policy="masked", max_new_tokens=2)
     assert cut.text == ""
     assert not cut.complete
+    for policy in POLICY_NAMES:
+        first, second, last = engine.stream("a", jf.regex("[😀-🙏]{2}x"), policy=policy)
+        assert all("😀" <= character <= "🙏" for character in (first, second))
+        assert last == "x"
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_the_beginning_of_a_stop_string_is_held_back(policy: str) -> None:
+    tokenizer = toy_tokenizer()
+    # The text begins a stop string twice, and only the second time goes on with it.
+    for text, stop, pieces in (("xabyabc", "abc", "xaby"), ("xabyabz", "abc", "xabyabz")):
+        engine = scripted_engine(script=favouring(text, tokenizer))
+        shown = engine.stream("a", jf.regex("[a-z]{7}"), policy=policy, stop=stop)
+        seen = ""
+        for piece in shown:
+            seen += piece
+            assert pieces.startswith(seen)
+        assert shown.result.text == seen == pieces
+
+
+def test_case_17_forced_text_that_the_tokenizer_would_change() -> None:
+    tokenizer = toy_tokenizer(["caf", " is"])
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    engine = jf.Engine(ScriptedModel(random_script(len(tokenizer)), len(tokenizer)), tokenizer)
+    options = ["cafe\u0301 is x", "cafe\u0301 is y"]
+    results = {policy: engine.generate("a", jf.choice(options), policy=policy) for policy in POLICY_NAMES}
+    assert all(result.text in options and result.complete for result in results.values())
+    # Nothing could be committed, so that canonical, too, left every choice to the model.
+    assert results["exact"].token_ids == results["masked"].token_ids == results["canonical"].token_ids
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
@@ -285,6 +394,9 @@ def test_case_31_a_stop_string_inside_forced_text_and_across_tokens(policy: str)
     assert (result.text, result.finish_reason, result.complete) == ("xa", "stop", False)
     whole = engine.generate("a", jf.regex("xa(bcdx)?"), policy=policy, stop="bc")
     assert (whole.text, whole.complete) == ("xa", True)
+    # One token completes two stop strings: the first in the text counts.
+    both = scripted_engine(["abcd"], script=favouring("xabcdx", toy_tokenizer(["abcd"])))
+    assert both.generate("a", jf.regex("[a-dx]{6}"), policy=policy, stop=["cd", "bc"]).text == "xa"
 
 
 def test_transformers_streamers_get_the_prompt_and_then_every_token() -> None:
@@ -370,11 +482,21 @@ def test_cases_38_and_40_interleaved_requests_are_as_alone(policy: str) -> None:
 
 BAD_OPTIONS: list[dict[str, Any]] = [
     {"policy": "fast"},
+    {"policy": ["exact"]},
     {"max_new_tokens": 0},
     {"max_new_tokens": 2.5},
     {"max_new_tokens": True},
     {"temperature": -1.0},
     {"temperature": float("nan")},
+    {"temperature": float("inf")},
+    {"temperature": "hot"},
+    {"temperature": None},
+    {"temperature": 1e-45},  # a logit divided by it is infinite, and a difference of infinities not a number
+    {"temperature": 1e300},  # infinite in float32, as the logit of an illegal token is
+    {"top_k": 2.5, "temperature": 1.0},
+    {"top_p": "half", "temperature": 1.0},
+    {"seed": 1.5, "temperature": 1.0},
+    {"seed": True, "temperature": 1.0},
     {"top_k": 0, "temperature": 1.0},
     {"top_p": 0.0, "temperature": 1.0},
     {"top_p": 1.5, "temperature": 1.0},
@@ -384,6 +506,9 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     {"stop": ""},
     {"stop": ["a", ""]},
     {"stop": [3]},
+    {"stop": 3},
+    {"stop": b"a"},
+    {"stop": "\udcff"},
 ]
 
 
@@ -408,7 +533,7 @@ def test_unknown_options_and_other_things_than_grammars_are_errors() -> None:
         jf.Engine(engine.model, engine.tokenizer, max_draft=0)
 
 
-@pytest.mark.parametrize("prompt", ["", [], 3, None, [{"role": "user"}], ["text"]])
+@pytest.mark.parametrize("prompt", ["", "\udcff", [], 3, None, [{"role": "user"}], ["text"]])
 def test_bad_prompts_are_refused(prompt: Any) -> None:
     engine = scripted_engine(PIECES)
     with pytest.raises(jf.PromptError):
@@ -431,6 +556,14 @@ def test_chat_messages_go_through_the_template() -> None:
     engine.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}>"
     engine.generate([{"role": "user", "content": "hi"}], jf.choice(["a", "b"]))
     assert engine.model.calls[0][0] == engine.tokenizer("<user>hi>")["input_ids"]
+
+
+def test_messages_that_the_template_refuses_are_a_bad_prompt() -> None:
+    engine = scripted_engine(PIECES)
+    engine.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(jf.PromptError, match="no system role"):
+        engine.generate([{"role": "system", "content": "hi"}], jf.choice(["a"]))
+    assert engine.model.calls == []
 
 
 class Person(pydantic.BaseModel):

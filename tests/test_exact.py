@@ -33,8 +33,9 @@ SAMPLING: list[dict[str, Any]] = [
 
 
 @cache
-def shared_engine(seed: int) -> jf.Engine:
-    return scripted_engine(PIECES, seed=seed, automata=seed % 2 == 0)  # both matchers, for regular grammars
+def shared_engine(seed: int, max_draft: int = 256) -> jf.Engine:
+    automata = seed % 2 == 0  # both matchers, for regular grammars
+    return scripted_engine(PIECES, seed=seed, automata=automata, max_draft=max_draft)
 
 
 class Scripted:
@@ -84,6 +85,27 @@ def test_law_7_holds_for_adversarial_drafters(
     assert exact.token_ids == masked.token_ids
 
 
+@given(
+    grammar=grammars,
+    sampling=st.sampled_from(SAMPLING),
+    seed=st.integers(0, 1),
+    max_draft=st.integers(1, 4),
+    limit=st.integers(1, 24),
+    stop=st.sampled_from([None, "b", "霍", 'a":', ["zz", "a"]]),
+    logprobs=st.booleans(),
+)
+def test_law_7_holds_under_short_drafts_limits_and_stop_strings(
+    grammar: jf.Grammar, sampling: dict[str, Any], seed: int, max_draft: int, limit: int, stop: Any, logprobs: bool
+) -> None:
+    options = {"max_new_tokens": limit, "stop": stop, "logprobs": logprobs, **sampling}
+    engine = shared_engine(seed, max_draft)
+    masked, exact = (engine.generate(PROMPT, grammar, policy=policy, **options) for policy in ("masked", "exact"))
+    assert exact.token_ids == masked.token_ids
+    assert (exact.text, exact.finish_reason, exact.complete) == (masked.text, masked.finish_reason, masked.complete)
+    for known, ours in zip(masked.logprobs or [], exact.logprobs or [], strict=True):
+        assert ours is None or ours == pytest.approx(known, abs=1e-5)
+
+
 def test_law_7_holds_for_a_drafter_that_is_always_right_or_always_wrong() -> None:
     grammar = jf.regex("[a-d]{12}")
     engine = scripted_engine(PIECES)
@@ -94,6 +116,20 @@ def test_law_7_holds_for_a_drafter_that_is_always_right_or_always_wrong() -> Non
         exact = engine.generate(PROMPT, grammar, policy="exact")
         assert exact.token_ids == masked.token_ids
         assert exact.stats.num_forward_passes <= expected
+
+
+def test_a_draft_goes_on_over_tokens_that_are_certain() -> None:
+    grammar = jf.regex("[ab]x[ab]y[ab]z")
+    engine = scripted_engine()
+    masked = engine.generate(PROMPT, grammar, policy="masked").token_ids
+    wrong = engine.tokenizer("q")["input_ids"]
+    # Right from end to end; and wrong where only one token is legal, so that the drafter is asked again behind it.
+    for proposals in ([masked, [], [], [], []], [[masked[0], *wrong, *wrong], [], masked[2:], [], []]):
+        engine._drafters = (Scripted(proposals),)
+        exact = engine.generate(PROMPT, grammar)
+        assert exact.token_ids == masked
+        assert exact.stats.num_forward_passes == 1
+        assert exact.stats.num_rejected == 0
 
 
 @pytest.mark.parametrize(
@@ -162,8 +198,8 @@ def exact_law(engine: jf.Engine, script: Any) -> dict[tuple[int, ...], float]:
     return law
 
 
-@pytest.mark.parametrize("policy", ["masked", "exact"])
-def test_law_7_by_enumeration(policy: str) -> None:
+def p_value(policy: str) -> float:
+    """Return how well samples of a policy agree with the law of masked sampling."""
     num_samples = 2000
     engine = scripted_engine(AMBIGUOUS, single_bytes=range(97, 123))
     width = len(engine.tokenizer)
@@ -183,8 +219,17 @@ def test_law_7_by_enumeration(policy: str) -> None:
     observed = [seen[path] for path in common]
     expected = [law[path] * num_samples for path in common]
     rest = num_samples - sum(observed), num_samples - sum(expected)
-    test = chisquare([*observed, rest[0]], [*expected, rest[1]])
-    assert test.pvalue > 1e-3
+    return float(chisquare([*observed, rest[0]], [*expected, rest[1]]).pvalue)
+
+
+@pytest.mark.parametrize("policy", ["masked", "exact"])
+def test_law_7_by_enumeration(policy: str) -> None:
+    assert p_value(policy) > 1e-3
+
+
+def test_law_7_by_enumeration_fails_without_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jumpforward.engine.run.verify", keep_everything)
+    assert p_value("exact") < 1e-9
 
 
 # --- canonical ---------------------------------------------------------------------------------------------------
@@ -210,6 +255,19 @@ def test_canonical_commits_the_stable_spelling_and_counts_it() -> None:
     pieces = [engine.vocabulary.token_bytes[token] for token in result.token_ids]
     assert pieces[:3] == [b'{"', b"name", b'":']
     assert result.provenance[:3] == [Provenance.FORCED] * 3
+
+
+@given(options=st.lists(st.text("abcd", min_size=1, max_size=9), min_size=1, max_size=4, unique=True))
+def test_canonical_commits_only_what_every_continuation_begins_with(options: list[str]) -> None:
+    engine = shared_engine(0)
+    encode = engine.tokenizer.backend_tokenizer.encode
+    forced = jf.choice(options).walker().forced_bytes()
+    stable = engine._boundary.spell((), forced).stable
+    result = engine.generate(PROMPT, jf.choice(options), policy="canonical")
+    assert tuple(result.token_ids[: len(stable)]) == stable
+    assert result.provenance[: len(stable)] == [Provenance.FORCED] * len(stable)
+    for text in options:
+        assert tuple(encode(text, add_special_tokens=False).ids[: len(stable)]) == stable
 
 
 def test_every_legal_path_of_a_small_language_is_reachable_by_both_policies() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
@@ -13,7 +13,7 @@ from jumpforward.decoding.policy import policy_named
 from jumpforward.decoding.sampling import SamplingOptions
 from jumpforward.engine.pretrained import load_pretrained
 from jumpforward.engine.prompt import Prompt, encode_prompt
-from jumpforward.engine.request import Request, stop_bytes
+from jumpforward.engine.request import GenerationOptions, Request, SamplingArguments, stop_bytes
 from jumpforward.engine.result import Result
 from jumpforward.engine.run import Run
 from jumpforward.engine.runner import Runner
@@ -97,43 +97,23 @@ class Engine:
         prompt: Prompt,
         grammar: Grammar,
         *,
-        policy: str = "exact",
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        logprobs: bool = False,
-        ensure_complete: bool = False,
         streamer: BaseStreamer | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> Result:
         """Generate one output.
 
         Args:
             prompt: text, taken as it is; or chat messages, which go through the tokenizer's chat template.
             grammar: what the output must be.
-            policy: ``"exact"``, ``"canonical"`` or ``"masked"``; see the README.
-            max_new_tokens: the most tokens that the output has, an end token included.
-            temperature: 0 takes the likeliest legal token; above, tokens are drawn.
-            top_k: draw among the likeliest ``top_k`` legal tokens.
-            top_p: draw among the likeliest legal tokens that together have this probability.
-            min_p: draw among legal tokens with at least this share of the likeliest one's probability.
-            seed: the same seed gives the same tokens, in ``masked`` and ``exact`` alike; by default a new one.
-            stop: end in front of the first of these strings.
-            ensure_complete: permit only tokens behind which the output can still be completed within
-                ``max_new_tokens``; for regular grammars.
-            logprobs: also return the model's own log-probability of every token.
             streamer: a transformers streamer; it gets the prompt's ids, then the output's as they are made.
+            options: see :class:`GenerationOptions`; an unknown one is a TypeError.
 
         Raises:
             OptionError, PromptError: the call's arguments; nothing has run then.
             GenerationError: no token is legal, or the model's logits permit none.
             RollbackUnsupportedError: the policy verifies drafts, and the model's cache cannot be cropped.
         """
-        options = SamplingOptions(temperature, top_k, top_p, min_p, seed)
-        run = self._start(prompt, grammar, policy, options, max_new_tokens, stop, logprobs, ensure_complete)
+        run = self._start(prompt, grammar, **options)
         for _ in _steps(run, streamer):
             pass
         return run.result()
@@ -143,26 +123,15 @@ class Engine:
         prompt: Prompt,
         grammar: Grammar,
         *,
-        policy: str = "exact",
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        logprobs: bool = False,
-        ensure_complete: bool = False,
         streamer: BaseStreamer | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> TextPieces:
         """Generate one output and give its text piece by piece. Arguments and errors are those of :meth:`generate`.
 
         Bad arguments raise at once; a piece is given as soon as it is certain. The returned iterator's ``result`` is
         there when it is exhausted.
         """
-        options = SamplingOptions(temperature, top_k, top_p, min_p, seed)
-        run = self._start(prompt, grammar, policy, options, max_new_tokens, stop, logprobs, ensure_complete)
-        return TextPieces(run, streamer)
+        return TextPieces(self._start(prompt, grammar, **options), streamer)
 
     @property
     def compiler(self) -> GrammarCompiler:
@@ -173,26 +142,28 @@ class Engine:
         self,
         prompt: Prompt,
         grammar: Grammar,
-        policy_name: str,
-        options: SamplingOptions,
-        max_new_tokens: int,
-        stop: str | Sequence[str] | None,
-        logprobs: bool,
-        ensure_complete: bool,
+        *,
+        policy: str = "exact",
+        max_new_tokens: int = 256,
+        stop: str | Sequence[str] | None = None,
+        ensure_complete: bool = False,
+        logprobs: bool = False,
+        **sampling: Unpack[SamplingArguments],
     ) -> Run:
-        policy = policy_named(policy_name)
+        options = SamplingOptions(**sampling)
+        plan = policy_named(policy)
         reason = self._runner.no_rollback_reason
-        if reason is not None and policy.drafts and not policy.commits_stable:
+        if reason is not None and plan.drafts and not plan.commits_stable:
             raise RollbackUnsupportedError(
-                f"policy {policy.name!r} verifies drafts, and this model cannot go back in its sequence: {reason}; "
+                f"policy {plan.name!r} verifies drafts, and this model cannot go back in its sequence: {reason}; "
                 "use 'masked', or 'canonical', which then runs without drafts"
             )
         counters = Counters()
         ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
-        request = Request(ids, grammar, policy, options, max_new_tokens, stop_bytes(stop), logprobs, ensure_complete)
+        request = Request(ids, grammar, plan, options, max_new_tokens, stop_bytes(stop), logprobs, ensure_complete)
         with counters.timed("compile"):
             compiled = self._compiler.compile(grammar)
-        drafters = self._drafters if policy.drafts and reason is None else ()
+        drafters = self._drafters if plan.drafts and reason is None else ()
         return Run(request, compiled, self._runner, self._boundary, drafters, counters, max_draft=self.max_draft)
 
 

@@ -4,11 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from jumpforward.decoding.policy import Policy
 from jumpforward.decoding.sampling import SamplingOptions
 from jumpforward.errors import OptionError
 from jumpforward.grammar.spec import Grammar
+
+
+class SamplingArguments(TypedDict, total=False):
+    """How a token is drawn; the fields of :class:`jumpforward.decoding.sampling.SamplingOptions`."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+
+
+class GenerationOptions(SamplingArguments, total=False):
+    """What a call of ``generate`` or ``stream`` may say besides prompt and grammar.
+
+    Attributes:
+        policy: ``"exact"`` (default), ``"canonical"`` or ``"masked"``; see the README.
+        max_new_tokens: the most tokens that the output has, an end token included; 256 by default.
+        temperature: 0 (default) takes the likeliest legal token; above, tokens are drawn.
+        top_k: draw among the likeliest ``top_k`` legal tokens.
+        top_p: draw among the likeliest legal tokens that together have this probability.
+        min_p: draw among legal tokens with at least this share of the likeliest one's probability.
+        seed: the same seed gives the same tokens, in ``masked`` and ``exact`` alike; by default a new one.
+        stop: end in front of the first of these strings.
+        ensure_complete: permit only tokens behind which the output can still be completed within
+            ``max_new_tokens``; for regular grammars.
+        logprobs: also return the model's own log-probability of every token.
+    """
+
+    policy: str
+    max_new_tokens: int
+    stop: str | Sequence[str] | None
+    ensure_complete: bool
+    logprobs: bool
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,6 +54,5 @@ class Result(BaseModel):
     def record(self) -> dict[str, Any]:
         """Return everything as one JSON object."""
         record: dict[str, Any] = json.loads(self.model_dump_json())
-        return record | {
-            "parsed": json.loads(self.text) if self.complete and self.grammar.kind == "json_schema" else None
-        }
+        is_document = self.complete and self.grammar.kind == "json_schema"
+        return record | {"parsed": json.loads(self.text, strict=False) if is_document else None}
