@@ -18,7 +18,11 @@ check: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 wheel: $(VENV)/installed-dev
+	rm -rf dist
 	$(BIN)/python -m build --wheel
+	$(BIN)/python -m zipfile --list dist/*.whl > dist/contents
+	grep -q jumpforward/py.typed dist/contents
+	! grep -E '^(tests|experiments)/' dist/contents
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -6,6 +6,7 @@ Exit codes: 0 a complete output, 1 bad input or an error, 3 an output that was c
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -206,6 +207,9 @@ def inspect(
 
     tokens = None if tokenizer is None else show.tokens_of(None if tokenizer == "default" else tokenizer)
     given = (schema, regex, ebnf, lark, choice)
+    if form == "svg" and shutil.which("dot") is None:
+        err.print("Graphviz's program dot is not installed: here is the graph in its language, DOT", soft_wrap=True)
+        form = "dot"
     if segmentations is not None:
         if tokens is None:
             raise OptionError("--segmentations", segmentations, "a --tokenizer beside it")

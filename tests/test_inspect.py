@@ -134,3 +134,11 @@ def test_the_eight_segmentations_of_name(monkeypatch, capsys) -> None:
     ]
     assert run(monkeypatch, "--segmentations", "name") == 1
     assert run(monkeypatch, "--regex", "a", "--text", "a", "--format", "svg") == 1
+
+
+def test_without_graphviz_the_graph_comes_as_dot(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(cli.shutil, "which", lambda _: None)
+    assert run(monkeypatch, "--regex", "a|b", "--format", "svg") == 0
+    output = capsys.readouterr()
+    assert output.out.startswith("digraph")
+    assert "not installed" in output.err
