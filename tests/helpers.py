@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xgrammar
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -23,7 +24,9 @@ from transformers import (
 )
 
 import jumpforward as jf
+from jumpforward.decoding.drafts import DraftView
 from jumpforward.engine.runner import Runner
+from jumpforward.grammar.bytewise import np_bits
 from jumpforward.testing import ScriptedModel, toy_tokenizer
 
 SIZES: dict[str, Any] = {
@@ -79,6 +82,30 @@ def favouring(text: str, tokenizer: Any, *, padding: int = 0) -> Callable[[Seque
         return logits
 
     return script
+
+
+class LegalGuesses:
+    """A drafter whose tokens are all legal, end tokens too, and mostly not what the model wants."""
+
+    name = "legal"
+
+    def __init__(self, seed: int, len_draft: int, width: int) -> None:
+        self._seed = seed
+        self._len_draft = len_draft
+        self._bitmask = xgrammar.allocate_token_bitmask(1, width)
+
+    def propose(self, view: DraftView) -> list[int]:
+        random = np.random.default_rng([self._seed, *view.output_ids])
+        ahead = view.matcher.fork()
+        tokens: list[int] = []
+        while len(tokens) < self._len_draft:
+            ahead.fill_bitmask(self._bitmask, 0)
+            legal = np.flatnonzero(np_bits(self._bitmask.numpy()[0]))
+            if not len(legal):
+                break
+            tokens.append(int(random.choice(legal)))
+            ahead.consume(tokens[-1])
+        return tokens
 
 
 def tiny_model(kind: str, width: int, seed: int = 0, **options: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import pydantic
 import pytest
 import torch
-from helpers import favouring, fresh_logits, random_script, scripted_engine, tiny_engine
+from helpers import LegalGuesses, favouring, fresh_logits, random_script, scripted_engine, tiny_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import grammars, languages
@@ -39,11 +39,18 @@ def start(engine: jf.Engine, grammar: jf.Grammar, policy: str, **options: Any) -
     return Run(request, compiled, engine._runner, engine._boundary, drafters, Counters(), max_draft=engine.max_draft)
 
 
-@given(grammar=grammars, policy=st.sampled_from(POLICY_NAMES), seed=st.integers(0, 3), limit=st.integers(1, 20))
+@given(
+    grammar=grammars,
+    policy=st.sampled_from(POLICY_NAMES),
+    seed=st.integers(0, 3),
+    limit=st.integers(1, 20),
+    len_guess=st.integers(0, 6),
+)
 def test_laws_9_and_14_counts_conserve_and_the_limit_holds(
-    grammar: jf.Grammar, policy: str, seed: int, limit: int
+    grammar: jf.Grammar, policy: str, seed: int, limit: int, len_guess: int
 ) -> None:
     engine = scripted_engine(PIECES, seed=seed)
+    engine._drafters += (LegalGuesses(seed, len_guess, engine.vocabulary.width),)
     script, lengths = engine.model.script, [0]
     engine.model.script = lambda ids: lengths.append(len(ids)) or script(ids)
     run = start(engine, grammar, policy, max_new_tokens=limit)
@@ -395,8 +402,10 @@ def test_case_31_a_stop_string_inside_forced_text_and_across_tokens(policy: str)
     whole = engine.generate("a", jf.regex("xa(bcdx)?"), policy=policy, stop="bc")
     assert (whole.text, whole.complete) == ("xa", True)
     # One token completes two stop strings: the first in the text counts.
-    both = scripted_engine(["abcd"], script=favouring("xabcdx", toy_tokenizer(["abcd"])))
-    assert both.generate("a", jf.regex("[a-dx]{6}"), policy=policy, stop=["cd", "bc"]).text == "xa"
+    pieces = ["ab", "cd", "abcd"]
+    both = scripted_engine(pieces, script=favouring("xabcdx", toy_tokenizer(pieces)))
+    cut = both.generate("a", jf.regex("[a-dx]{6}"), policy=policy, stop=["cd", "bc"])
+    assert (cut.text, len(cut.token_ids)) == ("xa", 2)
 
 
 def test_transformers_streamers_get_the_prompt_and_then_every_token() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import random_script, scripted_engine, tiny_engine
+from helpers import LegalGuesses, random_script, scripted_engine, tiny_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -104,6 +104,21 @@ def test_law_7_holds_under_short_drafts_limits_and_stop_strings(
     assert (exact.text, exact.finish_reason, exact.complete) == (masked.text, masked.finish_reason, masked.complete)
     for known, ours in zip(masked.logprobs or [], exact.logprobs or [], strict=True):
         assert ours is None or ours == pytest.approx(known, abs=1e-5)
+
+
+@given(grammar=grammars, sampling=st.sampled_from(SAMPLING), seed=st.integers(0, 1), len_draft=st.integers(1, 6))
+def test_law_7_holds_for_legal_guesses(
+    grammar: jf.Grammar, sampling: dict[str, Any], seed: int, len_draft: int
+) -> None:
+    engine = shared_engine(seed)
+    forced = engine._drafters
+    engine._drafters = (LegalGuesses(seed, len_draft, engine.vocabulary.width),)
+    try:
+        masked, exact = both(engine, grammar, **sampling)
+    finally:
+        engine._drafters = forced
+    assert exact.token_ids == masked.token_ids
+    assert exact.stats.num_forward_passes <= masked.stats.num_forward_passes
 
 
 def test_law_7_holds_for_a_drafter_that_is_always_right_or_always_wrong() -> None:
@@ -268,6 +283,13 @@ def test_canonical_commits_only_what_every_continuation_begins_with(options: lis
     assert result.provenance[: len(stable)] == [Provenance.FORCED] * len(stable)
     for text in options:
         assert tuple(encode(text, add_special_tokens=False).ids[: len(stable)]) == stable
+
+
+def test_canonical_has_the_model_check_the_withheld_tail() -> None:
+    engine = scripted_engine(["ab", "abc"])
+    result = engine.generate(PROMPT, jf.choice(["xyabcq", "xyabq"]), policy="canonical")
+    assert result.provenance[:2] == [Provenance.FORCED] * 2
+    assert result.stats.num_proposed == 1  # `ab`, which `abc` would replace
 
 
 def test_every_legal_path_of_a_small_language_is_reachable_by_both_policies() -> None:
