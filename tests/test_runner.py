@@ -150,6 +150,8 @@ def test_case_49_a_recurrent_model_runs_without_drafts_and_says_why_not_exact() 
         result = engine.generate("ab", grammar, policy=policy)
         assert result.complete
         assert result.stats.num_proposed == 0
+    withheld = engine.generate("ab", jf.choice(["xyabcq", "xyabq"]), policy="canonical")  # `ab` could become `abc`
+    assert (withheld.complete, withheld.stats.num_proposed) == (True, 0)
     with pytest.raises(jf.RollbackUnsupportedError, match="LinearAttentionLayer"):
         engine.generate("ab", grammar, policy="exact")
     cache = engine._runner.new_cache()
