@@ -77,7 +77,14 @@ def test_withheld_tokens_name_a_longer_one() -> None:
     overlay = Tokens(toy_tokenizer(["am", "ame"])).over(b"xam")
     assert overlay is not None
     assert overlay.stable + overlay.withheld == (b"x", b"am")
-    assert overlay.longer == b"ame"
+    assert overlay.rival == b"ame"
+    spanned = Tokens(toy_tokenizer(["ya", "xa"])).over(b"xyz")
+    assert spanned is not None
+    assert (spanned.stable, spanned.withheld, spanned.rival) == ((b"x", b"y"), (b"z",), None)
+    assert "not known" in spanned.reason
+    bordered = Tokens(toy_tokenizer(["ab", "cd", "bc"])).over(b"abcd")  # `bc` holds both bytes at the border
+    assert bordered is not None
+    assert (bordered.stable, bordered.withheld, bordered.rival) == ((), (b"ab", b"cd"), b"bc")
 
 
 def test_the_graph_of_a_regular_grammar(monkeypatch, capsys) -> None:

@@ -16,7 +16,6 @@ _PROBE_ERRORS = (
     AttributeError,
     IndexError,
     KeyError,
-    NotImplementedError,
     RuntimeError,
     TypeError,
     ValueError,

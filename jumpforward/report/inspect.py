@@ -69,10 +69,11 @@ def matcher_text(grammar: Grammar, tokens: Tokens) -> str:
 
 
 def _overlays(graph: PathGraph, tokens: Tokens) -> Iterator[tuple[str, Overlay]]:
-    """Yield each text that is forced behind a choice, or from the start, with its tokens."""
+    """Yield each edge's forced text with its tokens."""
     for edge in graph.edges:
-        is_start = edge.source == 0 and len(graph.nodes[0].live) == 1
-        forced = edge.steps if is_start else edge.steps[1:]
+        source = graph.nodes[edge.source]
+        # Behind a place with one way on, such as the start or a join, the first byte is forced too.
+        forced = edge.steps if len(source.live) == 1 and not source.is_accepting else edge.steps[1:]
         if not all(len(step) == 1 for step in forced):
             continue
         data = b"".join(forced)
@@ -83,10 +84,7 @@ def _overlays(graph: PathGraph, tokens: Tokens) -> Iterator[tuple[str, Overlay]]
 
 def _overlay_text(overlay: Overlay) -> str:
     parts = [*map(byte_text, overlay.stable), "|", *map(byte_text, overlay.withheld)]
-    reason = ""
-    if overlay.longer is not None:
-        reason = f"   withheld: a token {byte_text(overlay.longer)!r} could come"
-    return " · ".join(parts) + reason
+    return " · ".join(parts) + (f"   withheld: {overlay.reason}" if overlay.withheld else "")
 
 
 def segmentation_text(text: str, tokens: Tokens, form: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jumpforward.grammar.draw import byte_text
 from jumpforward.vocab.borders import StableBorders
 from jumpforward.vocab.encoder import PlainEncoder
 from jumpforward.vocab.vocabulary import Vocabulary
@@ -20,20 +21,30 @@ class Overlay:
     Attributes:
         stable: the bytes of the tokens that no continuation can change.
         withheld: the bytes of those that one could.
-        longer: a token that could take the place of the first withheld one; None where the tokenizer's rules do not
-            settle it, or nothing is withheld.
+        rival: a token because of which they are withheld: one that begins as they do and goes on, or one that holds
+            the bytes at the first open border side by side. None where no token does, or nothing is withheld.
     """
 
     stable: tuple[bytes, ...]
     withheld: tuple[bytes, ...]
-    longer: bytes | None = None
+    rival: bytes | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why tokens are withheld, in words; empty where none are."""
+        if not self.withheld:
+            return ""
+        if self.rival is None:
+            return "what follows is not known, and the tokenizer's cuts may depend on it"
+        return f"a token {byte_text(self.rival)!r} could come"
 
     def layout(self) -> dict[str, Any]:
         """Return the overlay as JSON."""
         return {
             "stable": [piece.decode(errors="replace") for piece in self.stable],
             "withheld": [piece.decode(errors="replace") for piece in self.withheld],
-            "longer": None if self.longer is None else self.longer.decode(errors="replace"),
+            "rival": None if self.rival is None else self.rival.decode(errors="replace"),
+            "reason": self.reason,
         }
 
 
@@ -59,9 +70,13 @@ class Tokens:
         pieces = tuple(self.vocabulary.token_bytes[index] for index in ids)
         num_stable = self._borders.num_stable(ids)
         withheld = pieces[num_stable:]
-        return Overlay(pieces[:num_stable], withheld, self._longer(b"".join(withheld)) if withheld else None)
+        return Overlay(pieces[:num_stable], withheld, self._rival(withheld) if withheld else None)
 
-    def _longer(self, withheld: bytes) -> bytes | None:
-        """Return the shortest token that begins as the withheld text does and goes on behind its end."""
-        longer = (piece for piece in self.pieces if len(piece) > len(withheld) and piece.startswith(withheld))
+    def _rival(self, withheld: tuple[bytes, ...]) -> bytes | None:
+        """Return the shortest token that could take the place of withheld ones."""
+        text = b"".join(withheld)
+        longer = [piece for piece in self.pieces if len(piece) > len(text) and piece.startswith(text)]
+        if not longer and len(withheld) > 1:
+            border = withheld[0][-1:] + withheld[1][:1]
+            longer = [piece for piece in self.pieces if border in piece]
         return min(longer, key=lambda piece: (len(piece), piece), default=None)
