@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import jumpforward as jf
@@ -109,15 +109,32 @@ def fast(backend: Tokenizer, **special: Any) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
+# Rules of the kinds that Llama 3, GPT-4o and DeepSeek V3 cut by, shortened.
+SPLITS = {
+    "llama3": [
+        r"(?i:'s|'t|'re|'ll)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+    "o200k": [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{M}]*[\p{Ll}\p{Lo}\p{M}]+(?i:'s|'re)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{M}]+"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s+(?!\S)|\s+"
+    ],
+    "deepseek": [
+        r"\p{N}{1,3}",
+        "[一-龥]+",
+        r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{P}]?\p{L}+| ?[\p{P}\p{S}]+[\r\n]*|\s+(?!\S)|\s+",
+    ],
+}
+
+
 @cache
 def byte_level(split: str = "gpt2", num_tokens: int = 420) -> PreTrainedTokenizerFast:
-    """Return a trained byte-level BPE: ``split`` is ``gpt2``, ``digits``, ``none`` or ``llama3``."""
+    """Return a trained byte-level BPE: ``split`` is ``gpt2``, ``digits``, ``none`` or one of ``SPLITS``."""
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split in ("gpt2", "digits"))
     before: list[Any] = []
     if split == "digits":
         before = [pre_tokenizers.Digits(individual_digits=True)]
-    if split == "llama3":
-        before = [pre_tokenizers.Split(pre_tokenizers_regex(), "isolated")]
+    if split in SPLITS:
+        before = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS[split]]
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence([*before, letters]) if split != "none" else letters
     backend.decoder = decoders.ByteLevel()
@@ -129,13 +146,6 @@ def byte_level(split: str = "gpt2", num_tokens: int = 420) -> PreTrainedTokenize
     )
     backend.train_from_iterator(CORPUS, trainer)
     return fast(backend, eos_token=END, bos_token="<|start|>")
-
-
-def pre_tokenizers_regex() -> Any:
-    """Return the rule of a pre-tokenizer that this package has not worked out."""
-    from tokenizers import Regex
-
-    return Regex(r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+")
 
 
 @cache
@@ -158,14 +168,14 @@ def byte_fallback(*, prepend: bool = True) -> PreTrainedTokenizerFast:
 
 
 @cache
-def unigram(*, register_unknown: bool = True) -> PreTrainedTokenizerFast:
+def unigram(*, register_unknown: bool = True, split: bool = False) -> PreTrainedTokenizerFast:
     """Return a unigram model with byte fallback, as T5-like and some multilingual models have."""
     scored = [("<unk>", 0.0), ("</s>", 0.0)]
     scored += [(f"<0x{value:02X}>", -12.0) for value in range(256)]
     scored += [(chr(value), -8.0) for value in range(0x21, 0x7F)]
     scored += [("▁", -4.0), ("▁the", -3.0), ("an", -3.5), ("swer", -3.5), ("▁answer", -3.0), ("é", -5.0)]
     backend = Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=split)
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always")])
     return fast(backend, eos_token="</s>", **({"unk_token": "<unk>"} if register_unknown else {}))
 

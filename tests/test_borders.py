@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import any_text, byte_fallback, byte_level, fast, unigram, with_words
-from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 
 from jumpforward.testing import toy_tokenizer
 from jumpforward.vocab.borders import StableBorders
 from jumpforward.vocab.encoder import PlainEncoder
+from jumpforward.vocab.following import ANY_TEXT, Following
 from jumpforward.vocab.vocabulary import Vocabulary
 
 CHAIN = ["fg", "ef", "de", "cd", "bc", "ab"]
@@ -67,6 +68,13 @@ TOKENIZERS = {
     "no merges": toy_tokenizer,
     "contractions": contractions,
     "added words": added_words,
+    "llama3": lambda: byte_level("llama3"),
+    "o200k": lambda: byte_level("o200k"),
+    "deepseek": lambda: byte_level("deepseek"),
+    "NFC": lambda: normalized(normalizers.NFC()),
+    "chain in groups": lambda: chain_in_groups(),
+    "unigram": unigram,
+    "unigram, words": lambda: unigram(split=True),
     "byte fallback": byte_fallback,
     "byte fallback, nothing prepended": lambda: byte_fallback(prepend=False),
 }
@@ -86,7 +94,7 @@ def same_beginning(encoder, ids, text, num_tokens):
     """Whether the encoding of a longer text begins with these tokens, also where it is no round trip."""
     longer = encoder.encode(text.encode())
     if longer is None:
-        return bool(encoder._anchor) or tuple(encoder._raw(text)[:num_tokens]) == ids[:num_tokens]
+        return encoder._anchors != ("",) or tuple(encoder._raw(text)[:num_tokens]) == ids[:num_tokens]
     return longer[:num_tokens] == ids[:num_tokens]
 
 
@@ -97,9 +105,11 @@ def test_law_6_stable_tokens_stay_whatever_follows(pair, whole, where):
     known = whole[: where % (len(whole) + 1)]
     ids = encoder.encode(known.encode())
     if ids is not None:  # None: nothing is committed
-        num_stable = borders.num_stable(ids)
-        assert 0 <= num_stable <= max(0, len(ids) - 1)
-        assert same_beginning(encoder, ids, whole, num_stable)
+        rest = whole[len(known) :].encode()
+        for following in (ANY_TEXT, Following(rest[:1], may_end=not rest)):
+            num_stable = borders.num_stable(ids, following)
+            assert 0 <= num_stable <= len(ids)
+            assert same_beginning(encoder, ids, whole, num_stable)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +143,8 @@ def test_case_13_chain_merges_commit_nothing():
     assert [*map(spell, encoder.encode(b"abcdef"))] == [b"ab", b"cd", b"ef"]
     assert [*map(spell, encoder.encode(b"abcdefg"))] == [b"a", b"bc", b"de", b"fg"]
     assert borders.num_stable(encoder.encode(b"abcdef")) == 0
-    assert borders.num_stable(encoder.encode(b"abcdef|")) == 3
+    assert borders.num_stable(encoder.encode(b"abcdef"), Following(b"xz", may_end=True)) == 3
+    assert borders.num_stable(encoder.encode(b"abcdef|")) == 4
 
 
 @pytest.mark.parametrize("num_dropped", [1, 2])
@@ -171,9 +182,12 @@ def test_common_json_commits_all_but_the_open_end(split, known):
 @pytest.mark.parametrize(
     "tokenizer",
     [
-        pytest.param(lambda: byte_level("llama3"), id="a pre-tokenizer that is not worked out"),
-        pytest.param(unigram, id="unigram"),
-        pytest.param(lambda: normalized(normalizers.NFC()), id="NFC"),
+        pytest.param(lambda: split_by(r"\p{L}++|."), id="a possessive repeat"),
+        pytest.param(lambda: split_by(r"(?<=a)b|."), id="a look behind"),
+        pytest.param(lambda: split_by(r"\bfoo|."), id="a word border"),
+        pytest.param(lambda: split_by(r"a*"), id="an empty match"),
+        pytest.param(lambda: split_by(r"a|b", "merged_with_next"), id="cuts that are moved"),
+        pytest.param(lambda: pre_tokenized(pre_tokenizers.Punctuation()), id="punctuation"),
         pytest.param(lambda: normalized(normalizers.Replace('": ', '":')), id="drops a space"),
         pytest.param(lambda: normalized(normalizers.Lowercase()), id="lower case"),
         pytest.param(lambda: with_words(byte_level(), AddedToken("foo", lstrip=True)), id="eats spaces"),
@@ -192,6 +206,26 @@ def normalized(step):
     backend = Tokenizer.from_str(byte_level().backend_tokenizer.to_str())
     backend.normalizer = step
     return fast(backend, eos_token=byte_level().eos_token)
+
+
+def split_by(pattern, behavior="isolated"):
+    return pre_tokenized(pre_tokenizers.Split(Regex(pattern), behavior))
+
+
+def pre_tokenized(step):
+    backend = Tokenizer.from_str(byte_level().backend_tokenizer.to_str())
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([step, letters])
+    return fast(backend, eos_token=byte_level().eos_token)
+
+
+def chain_in_groups():
+    """A chain of merges inside words, and digits in threes."""
+    tokenizer = toy_tokenizer([*CHAIN, "12", "123", "23", "3a", "  ", '":', ' "'])
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    groups = pre_tokenizers.Split(Regex(r"\p{N}{1,3}| ?[^\s\p{N}]+|\s+(?!\S)|\s+"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([groups, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    return fast(backend, eos_token=tokenizer.eos_token)
 
 
 def changed_model(**options):

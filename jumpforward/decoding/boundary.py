@@ -1,18 +1,22 @@
-"""Forced bytes to tokens: which to write, and which of them stay whatever follows."""
+"""Forced bytes to tokens: which to write, which of them stay whatever follows, and what they change before them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
+from jumpforward.matching.matcher import Matcher
 from jumpforward.vocab.borders import StableBorders
-from jumpforward.vocab.encoder import PlainEncoder
+from jumpforward.vocab.encoder import PlainEncoder, len_whole_characters
+from jumpforward.vocab.following import ANY_TEXT, Following
 
-# How many tokens to the left are encoded along, tried in this order. Behind a token that is not canonical no
-# context fits, and forced text is spelled as if it stood alone.
-_LEFT_TOKENS = (4, 1, 0)
+_MAX_WINDOW = 64  # tokens to the left that are looked through for a place where tokens fall apart
+_UNSURE_WINDOW = 4  # tokens to the left that are encoded along where no such place is known; good enough for a guess
 _CACHED_SEAMS = 8192  # the same seams come back with every document of a schema
+
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -24,13 +28,25 @@ class Spelling:
         num_stable: how many of them no legal continuation can change.
     """
 
-    ids: tuple[int, ...]
+    ids: Tokens
     num_stable: int
 
     @property
-    def stable(self) -> tuple[int, ...]:
+    def stable(self) -> Tokens:
         """The tokens that no legal continuation can change."""
         return self.ids[: self.num_stable]
+
+    @property
+    def num_withheld(self) -> int:
+        """How many of the tokens a legal continuation could change."""
+        return len(self.ids) - self.num_stable
+
+
+class Rewrite(NamedTuple):
+    """The end of an output in other tokens: the first ``num_kept`` tokens stay, ``ids`` take the place of the rest."""
+
+    num_kept: int
+    ids: Tokens
 
 
 class Boundary:
@@ -39,35 +55,79 @@ class Boundary:
     def __init__(self, encoder: PlainEncoder, borders: StableBorders) -> None:
         self._encoder = encoder
         self._borders = borders
-        self._spell = lru_cache(maxsize=_CACHED_SEAMS)(self._spell_uncached)
+        self._text_bytes = encoder.vocabulary.text_bytes
+        self._ids = lru_cache(maxsize=_CACHED_SEAMS)(self._ids_uncached)
+        self._num_stable = lru_cache(maxsize=_CACHED_SEAMS)(borders.num_stable)
 
-    def spell(self, left: Sequence[int], forced: bytes) -> Spelling:
+    def spell(self, left: Sequence[int], forced: bytes, matcher: Matcher | None = None) -> Spelling:
         """Return the tokens of ``forced`` behind the output tokens ``left``, which stay as they are.
 
-        Where the tokens of left and forced text together are not ``left`` and then others, the forced text is
-        spelled as if it stood alone. No tokens where it begins inside a character or does not round-trip.
+        Where the tokens of left and forced text together are not ``left`` and then others, the forced text is spelled
+        as if it stood alone. No tokens where it begins inside a character or does not round-trip.
+
+        Args:
+            left: the output so far.
+            forced: what must follow it.
+            matcher: the grammar's matcher behind ``left``, which knows what can follow ``forced``; without it any text
+                can, and fewer tokens are stable.
         """
-        return self._spell(tuple(left[-max(_LEFT_TOKENS) :]), forced)
+        num_left = self._num_left(left, forced)
+        window = tuple(left[max(0, len(left) - (_UNSURE_WINDOW if num_left is None else num_left)) :])
+        whole = forced[: len_whole_characters(forced)]
+        context, ids = self._ids(window, whole)
+        if num_left is None or not ids or self._borders.reason is not None:
+            return Spelling(ids, 0)
+        following = ANY_TEXT
+        if len(whole) < len(forced):
+            following = Following(forced[len(whole) : len(whole) + 1], may_end=False)
+        elif matcher is not None:
+            following = matcher.following(forced)
+        return Spelling(ids, max(0, self._num_stable(context + ids, following) - len(context)))
 
-    def _spell_uncached(self, left: tuple[int, ...], forced: bytes) -> Spelling:
-        whole = forced[: _len_whole_characters(forced)]
-        if not whole:
-            return Spelling((), 0)
-        for num_left in _LEFT_TOKENS:
-            context = left[len(left) - num_left :] if num_left <= len(left) else left
-            ids = self._encoder.encode(whole, context)
-            if ids is not None:
-                return Spelling(ids, self._borders.num_stable(ids) if self._encoder.round_trips else 0)
-        return Spelling((), 0)
+    def rewrite(self, output: Sequence[int], num_canonical: int, forced: bytes) -> Rewrite | None:
+        """Return ``output`` with ``forced`` behind it in canonical tokens; None where the tokenizer has none for it.
 
+        Args:
+            output: the tokens so far.
+            num_canonical: how many of them are the beginning of a canonical sequence; only what lies behind the last
+                place in it at which tokens fall apart is encoded.
+            forced: what must follow.
+        """
+        num_left = self._num_left(output[:num_canonical], self._text_bytes(output[num_canonical:]) + forced)
+        start = 0 if num_left is None else num_canonical - num_left
+        old = output[start:]
+        whole = (self._text_bytes(old) + forced)[: len(self._text_bytes(old)) + len_whole_characters(forced)]
+        ids = self._encoder.encode(whole)
+        if ids is None:
+            return None
+        num_same = next(
+            (index for index, (was, now) in enumerate(zip(old, ids, strict=False)) if was != now),
+            min(len(old), len(ids)),
+        )
+        return Rewrite(start + num_same, ids[num_same:])
 
-def _len_whole_characters(data: bytes) -> int:
-    """Return the length of ``data`` without the lead bytes of an unfinished last character."""
-    for back in range(1, min(3, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC0:  # a lead byte; it announces 2, 3 or 4 bytes
-            announced = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) if back == announced else len(data) - back
-        if byte < 0x80:
-            break
-    return len(data)
+    def _num_left(self, left: Sequence[int], following: bytes) -> int | None:
+        """Return how many tokens of ``left`` have a part in those of the bytes behind; None where that is not known."""
+        behind = following[:4]
+        for count in range(min(len(left), _MAX_WINDOW) + 1):
+            if count == len(left):
+                return count
+            before = self._text_bytes(left[max(0, len(left) - count - 4) : len(left) - count])
+            if self._fall_apart(before, behind):
+                return count
+            behind = (self._text_bytes(left[len(left) - count - 1 : len(left) - count]) + behind)[:4]
+        return None
+
+    def _fall_apart(self, before: bytes, behind: bytes) -> bool:
+        """Whether tokens always fall apart between two texts, of which the last and the first four bytes matter."""
+        if not behind or behind[0] & 0xC0 == 0x80:  # inside a character
+            return False
+        last, first = before[-4:].decode(errors="ignore")[-1:], behind.decode(errors="ignore")[:1]
+        return bool(last and first) and self._borders.are_independent(last, first)
+
+    def _ids_uncached(self, window: Tokens, whole: bytes) -> tuple[Tokens, Tokens]:
+        """Return the context and the tokens of whole characters behind it: the window, or nothing."""
+        for context in dict.fromkeys((window, ())):
+            if whole and (ids := self._encoder.encode(whole, context)) is not None:
+                return context, ids
+        return (), ()

@@ -111,7 +111,7 @@ class Run:
         """Append the stable tokens of the forced bytes."""
         with self._counters.timed("boundary"):
             forced = self.matcher.forced_bytes()
-            stable = self._boundary.spell(self.sequence.output_ids, forced).stable if forced else ()
+            stable = self._boundary.spell(self.sequence.output_ids, forced, self.matcher).stable if forced else ()
         for token in stable:
             if not self.matcher.consume(token):  # a budget may leave no room for this spelling
                 return

@@ -11,6 +11,7 @@ from jumpforward.grammar.dfa import Dfa
 from jumpforward.grammar.pattern import XGRAMMAR, xgrammar_difference
 from jumpforward.grammar.spec import Grammar
 from jumpforward.matching.token_index import IndexTooLargeError, TokenIndex
+from jumpforward.vocab.following import Following
 from jumpforward.vocab.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -126,6 +127,12 @@ class AutomatonMatcher:
         so while one token at a time is chosen from this mask and ``num_tokens`` counts down. The end token counts.
         """
         bitmask.numpy()[row] = self._index.completing_mask(self._place.state, num_tokens)
+
+    def following(self, data: bytes) -> Following:
+        """Return what may come behind ``data``, which the grammar permits from here."""
+        dfa = self._compiled.dfa
+        state = dfa.run(data, self._place.state)
+        return Following(dfa.live_bytes(state), bool(dfa.accepting[state]))
 
     def live_bytes(self) -> bytes:
         """Return the bytes that may come next, in ascending order."""

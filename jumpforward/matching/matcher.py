@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from jumpforward.vocab.following import Following
+
 if TYPE_CHECKING:
     import torch
 
@@ -32,6 +34,10 @@ class Matcher(Protocol):
 
         Nothing is legal behind an end token.
         """
+        ...
+
+    def following(self, data: bytes) -> Following:
+        """Return what may come behind ``data``, which the grammar permits from here."""
         ...
 
     def live_bytes(self) -> bytes:

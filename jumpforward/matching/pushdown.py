@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import xgrammar
 
 from jumpforward.grammar.spec import Grammar
+from jumpforward.vocab.following import Following
 from jumpforward.vocab.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -91,6 +92,21 @@ class PushdownMatcher:
             bitmask[row] = 0
         else:
             self._tokens.fill_next_token_bitmask(bitmask, row)
+
+    def following(self, data: bytes) -> Following:
+        """Return what may come behind ``data``, which the grammar permits from here."""
+        vocabulary = self._compiled.vocabulary
+        bitmask = xgrammar.allocate_token_bitmask(1, vocabulary.width)
+        if data and not self._tokens.accept_string(data):
+            raise ValueError(f"the grammar does not permit {data!r} here")
+        self._tokens.fill_next_token_bitmask(bitmask)
+        first_bytes = vocabulary.first_bytes(bitmask.numpy()[0])
+        if vocabulary.unspellable_bytes:  # they begin no token, and may yet follow inside one
+            first_bytes = bytes(sorted({*first_bytes, *vocabulary.unspellable_bytes}))
+        found = Following(first_bytes, bool(self._tokens.is_completed()))
+        if data:
+            self._tokens.rollback(1)
+        return found
 
     def live_bytes(self) -> bytes:
         """Return the bytes that may come next, in ascending order."""

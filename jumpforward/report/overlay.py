@@ -21,8 +21,8 @@ class Overlay:
     Attributes:
         stable: the bytes of the tokens that no continuation can change.
         withheld: the bytes of those that one could.
-        rival: a token because of which they are withheld: one that begins as they do and goes on, or one that holds
-            the bytes at the first open border side by side. None where no token does, or nothing is withheld.
+        rival: a token because of which they are withheld: one that begins inside them and goes on behind their end.
+            None where no token does, or nothing is withheld.
     """
 
     stable: tuple[bytes, ...]
@@ -75,8 +75,9 @@ class Tokens:
     def _rival(self, withheld: tuple[bytes, ...]) -> bytes | None:
         """Return the shortest token that could take the place of withheld ones."""
         text = b"".join(withheld)
-        longer = [piece for piece in self.pieces if len(piece) > len(text) and piece.startswith(text)]
-        if not longer and len(withheld) > 1:
-            border = withheld[0][-1:] + withheld[1][:1]
-            longer = [piece for piece in self.pieces if border in piece]
-        return min(longer, key=lambda piece: (len(piece), piece), default=None)
+        for place in range(len(text)):
+            rest = text[place:]
+            longer = [piece for piece in self.pieces if len(piece) > len(rest) and piece.startswith(rest)]
+            if longer:
+                return min(longer, key=lambda piece: (len(piece), piece))
+        return None

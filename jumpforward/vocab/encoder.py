@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from jumpforward.vocab.vocabulary import Vocabulary
 
-# Tokenizers that put a space before a text put it before this; what follows is then mid-text.
-_ANCHOR = "\n"
+# Tokenizers that put a space before a text put it before one of these; what follows is then mid-text. A text needs one
+# of them with which its beginning forms no token.
+_ANCHORS = ("\n", "a", "0")
 
 PLAIN_TEXTS = ("a", "The answer is 42.", '{"name": "Ann", "tags": ["x", "y"]}', "if (a < b) { return a; }\n")
 NASTY_TEXTS = (
@@ -48,7 +49,7 @@ class PlainEncoder:
         self._backend.encode_special_tokens = True
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._anchor = "" if self._spells("a", self._raw("a")) else _ANCHOR
+        self._anchors = ("",) if self._spells("a", self._raw("a")) else _ANCHORS
         failed = self._not_spelled(PLAIN_TEXTS)
         if failed:
             raise TokenizerError(
@@ -73,12 +74,13 @@ class PlainEncoder:
             text = (prefix + data).decode()
         except UnicodeDecodeError:
             return None
-        ids = self._raw(self._anchor + text)
-        seam = self._cut(ids, len(prefix + data))
-        if seam is None or tuple(ids[seam : seam + len(left)]) != tuple(left):
-            return None
-        tail = tuple(ids[seam + len(left) :])
-        return tail if self.vocabulary.text_bytes(tail) == data else None
+        for anchor in self._anchors:
+            ids = self._raw(anchor + text)
+            seam = self._cut(ids, len(prefix + data)) if anchor else 0
+            if seam is not None and self.vocabulary.text_bytes(ids[seam:]) == prefix + data:
+                kept = seam + len(left)
+                return tuple(ids[kept:]) if tuple(ids[seam:kept]) == tuple(left) else None
+        return None
 
     def _not_spelled(self, texts: Sequence[str]) -> tuple[str, ...]:
         """Return the texts that do not survive encoding, of those whose bytes the vocabulary has."""
@@ -95,8 +97,18 @@ class PlainEncoder:
 
     def _cut(self, ids: Sequence[int], len_bytes: int) -> int | None:
         """Return the index behind the anchor's tokens: all but the last ``len_bytes`` bytes."""
-        if not self._anchor:
-            return 0
         lengths = [0, *accumulate(len(self.vocabulary.token_bytes[index]) for index in ids)]
         start = lengths[-1] - len_bytes
         return lengths.index(start) if start in lengths else None
+
+
+def len_whole_characters(data: bytes) -> int:
+    """Return the length of ``data`` without the lead bytes of an unfinished last character."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte >= 0xC0:  # a lead byte; it announces 2, 3 or 4 bytes
+            announced = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) if back == announced else len(data) - back
+        if byte < 0x80:
+            break
+    return len(data)

@@ -14,12 +14,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from tokenizers import models
+
 from jumpforward.errors import TokenizerError
 from jumpforward.vocab.trie import TokenTrie
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_ADDED_TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+_BPE_OPTIONS = (
+    "dropout",
+    "unk_token",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+    "fuse_unk",
+    "byte_fallback",
+    "ignore_merges",
+)
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -50,9 +63,26 @@ class Vocabulary:
         return frozenset(token[0] for token in self.token_bytes if token)
 
     @cached_property
+    def unspellable_bytes(self) -> frozenset[int]:
+        """The byte values that begin no token."""
+        return frozenset(range(256)) - self.spellable_bytes
+
+    @cached_property
     def trie(self) -> TokenTrie:
         """The tokens as a trie; built once for all grammars."""
         return TokenTrie.build(self.token_bytes)
+
+    def first_bytes(self, words: np.ndarray) -> bytes:
+        """Return the bytes with which the tokens of a packed mask begin, in ascending order.
+
+        ``words`` is int32 of shape (ceil(width / 32),), as matchers fill it; ids without bytes count for nothing.
+        """
+        trie = self.trie
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+        legal = bits[trie.token_ids]
+        first = trie.children(np.zeros(1, dtype=np.int32))
+        found: bytes = trie.byte[first[np.add.reduceat(legal, trie.subtree_start[first], dtype=np.int32) > 0]].tobytes()
+        return found
 
     def text_bytes(self, ids: Iterable[int]) -> bytes:
         """Return the bytes that ``ids`` stand for, one after the other."""
@@ -102,15 +132,34 @@ class Vocabulary:
 
 
 def backend_spec(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return the tokenizer's own description of itself: its ``tokenizer.json``."""
+    """Return the tokenizer's description of itself: what its ``tokenizer.json`` says, BPE's tables left out."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not hasattr(backend, "to_str"):
         raise TokenizerError(
             f"expected a fast tokenizer, got {type(tokenizer).__name__}, which is a slow one; "
             "load it with AutoTokenizer.from_pretrained(..., use_fast=True)"
         )
-    spec: dict[str, Any] = json.loads(backend.to_str())
-    return spec
+    return {
+        "normalizer": _state(backend.normalizer),
+        "pre_tokenizer": _state(backend.pre_tokenizer),
+        "decoder": _state(backend.decoder),
+        "model": _model_state(backend.model),
+        "added_tokens": [
+            {"id": index, **{name: getattr(token, name) for name in _ADDED_TOKEN_FIELDS}}
+            for index, token in backend.get_added_tokens_decoder().items()
+        ],
+    }
+
+
+def _state(part: Any) -> dict[str, Any] | None:
+    return None if part is None else json.loads(part.__getstate__())
+
+
+def _model_state(model: Any) -> dict[str, Any]:
+    """Return a model's description: of BPE only the options, since reading all its merges takes up to a second."""
+    if not isinstance(model, models.BPE):
+        return _state(model) or {}
+    return {"type": "BPE", **{name: getattr(model, name) for name in _BPE_OPTIONS}}
 
 
 def components(part: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,74 @@
+"""How a tokenizer cuts a text into the pieces that its model sees one by one, and what of that is final."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from jumpforward.vocab.pattern_parser import UnknownRuleError
+from jumpforward.vocab.split_rule import END, Ahead, Cuts, SplitRule
+
+# GPT-2's pattern, which the byte-level step applies by itself.
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+class Cutting:
+    """The cuts of a pre-tokenizer: rules that are applied one after the other, each to the pieces of the one before.
+
+    Attributes:
+        rules: the rules, in order; without any, a text is one piece.
+    """
+
+    def __init__(self, steps: Sequence[dict[str, Any]]) -> None:
+        """Read a pre-tokenizer's steps.
+
+        Raises:
+            UnknownRuleError: one of them is not understood.
+        """
+        self.rules = [rule for index, step in enumerate(steps) for rule in _rules(step, index == len(steps) - 1)]
+
+    def cuts(self, text: str, ahead: Ahead) -> list[Cuts]:
+        """Return every way to cut a text, in the form of :meth:`SplitRule.cuts`; UnknownRuleError for too many."""
+        ways: list[Cuts] = [(0, len(text)) if ahead.is_end and text else (0,)]
+        for rule in self.rules:
+            ways = [finer for way in ways for finer in _refined(rule, text, way, ahead)]
+        return ways
+
+    def signatures(self, char: str) -> tuple[int, ...]:
+        """Return what a character is to each rule; characters with the same signatures are treated alike."""
+        return tuple(rule.signature(char) for rule in self.rules)
+
+    def parts(self, left: str, right: str) -> bool:
+        """Whether two characters next to each other are always in pieces of their own."""
+        return any(rule.cuts_between(left, right) for rule in self.rules)
+
+    def joins(self, left: str, right: str) -> bool:
+        """Whether what lies left of a place between these two characters can matter to the cuts right of it."""
+        return any(rule.joins(left, right) for rule in self.rules)
+
+
+def _refined(rule: SplitRule, text: str, way: Cuts, ahead: Ahead) -> list[Cuts]:
+    """Return the ways in which a rule cuts the pieces of one way."""
+    finer: Cuts = (0,)
+    for start, end in pairwise(way):
+        (inner,) = rule.cuts(text[start:end], END)
+        finer = (*finer, *(start + place for place in inner[1:]))
+    start = way[-1]
+    if start == len(text):
+        return [finer]
+    return [(*finer, *(start + place for place in inner[1:])) for inner in rule.cuts(text[start:], ahead)]
+
+
+def _rules(step: dict[str, Any], is_last: bool) -> list[SplitRule]:
+    """Return a step's rules: one, or none where it only writes characters in another way."""
+    kind = step["type"]
+    if kind == "ByteLevel" and is_last:  # behind it the text is in other letters
+        return [SplitRule(_GPT2)] if step["use_regex"] else []
+    if kind == "Digits":
+        return [SplitRule(r"\p{N}" if step["individual_digits"] else r"\p{N}+")]
+    if kind == "Metaspace" and is_last:
+        return [SplitRule(" [^ ]*|[^ ]+")] if step["split"] else []
+    if kind == "Split" and step["behavior"] == "Isolated" and "Regex" in step["pattern"]:
+        return [SplitRule(step["pattern"]["Regex"])]
+    raise UnknownRuleError(f"the pre-tokenizer's step {kind}")

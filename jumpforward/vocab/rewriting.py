@@ -1,0 +1,82 @@
+"""What a tokenizer does to a text before it is cut: it rewrites characters, and takes out added tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jumpforward.vocab.following import ANY_TEXT, Following
+from jumpforward.vocab.pattern_parser import UnknownRuleError
+from jumpforward.vocab.split_rule import SplitRule
+
+_COMPOSING_SIGNS = "<=>"  # with a stroke over them they are characters of their own; of ASCII otherwise only letters
+
+
+class Rewriting:
+    """The normalizer and the added tokens of a tokenizer that are plain text."""
+
+    def __init__(self, normalizer: Sequence[dict[str, Any]], added_tokens: Sequence[dict[str, Any]]) -> None:
+        """Read them.
+
+        Raises:
+            UnknownRuleError: what one of them does to a text is not understood.
+        """
+        self._composes = any(step["type"] == "NFC" for step in normalizer)
+        self._replaces = any(list(map(_replaces, normalizer)))  # all of them are checked
+        self._added = [token["content"] for token in added_tokens if not token["special"]]
+        self._whole_words = [
+            token["content"] for token in added_tokens if not token["special"] and token["single_word"]
+        ]
+        if any(token["lstrip"] or token["rstrip"] for token in added_tokens if not token["special"]):
+            raise UnknownRuleError("an added token that takes spaces with it")
+
+    def settled(self, text: str, following: Following) -> tuple[str, Following]:
+        """Return the part of a text that nothing behind it rewrites or takes out, and what may follow that part."""
+        kept = text
+        if not following.is_ascii and (self._replaces or self._composes):
+            following = ANY_TEXT
+            kept = _without_open_character(kept) if self._composes else kept
+        opened = [place for content in self._added if (place := self._begins(kept, content)) is not None]
+        kept = kept[: min(opened, default=len(kept))]
+        if len(kept) < len(text):
+            return kept, ANY_TEXT
+        begins_added = any(content.encode()[0] in following.first_bytes for content in self._added)
+        return kept, Following(following.first_bytes, following.may_end or begins_added)
+
+    def may_cross(self, left: str, right: str) -> bool:
+        """Whether a rewriting or an added token may concern two characters next to each other at once."""
+        pair = left + right
+        return (
+            (self._composes and not right.isascii())
+            or any(pair in content for content in self._added)
+            or any(content.startswith(right) for content in self._whole_words)
+        )
+
+    def _begins(self, text: str, content: str) -> int | None:
+        """Return where an added token could begin that is not certain yet; None where none could."""
+        longest = len(content) if content in self._whole_words else len(content) - 1
+        lengths = range(min(longest, len(text)), 0, -1)
+        return next((len(text) - length for length in lengths if text.endswith(content[:length])), None)
+
+
+def _replaces(step: dict[str, Any]) -> bool:
+    """Whether a step may change characters outside ASCII; UnknownRuleError where it may change others too."""
+    if step["type"] in ("NFC", "Prepend"):
+        return False
+    pattern = step.get("pattern", {})
+    if step["type"] == "Replace" and pattern == {"String": " "}:
+        return False
+    if step["type"] == "Replace" and "Regex" in pattern:
+        rule = SplitRule(pattern["Regex"])
+        if rule.is_one_character and not any(rule.signature(chr(value)) for value in range(128) if value != 0x20):
+            return True
+    raise UnknownRuleError(f"the normalizer's step {step['type']} {pattern or ''}".rstrip())
+
+
+def _without_open_character(text: str) -> str:
+    """Return a text without the end of it with which marks behind it could be composed into other characters."""
+    while text and not text[-1].isascii():
+        text = text[:-1]
+    if text and (text[-1].isalpha() or text[-1] in _COMPOSING_SIGNS):
+        text = text[:-1]
+    return text
