@@ -22,12 +22,14 @@ class Provenance(StrEnum):
     SAMPLED = "sampled"  # the model, at a position of its own
     FORCED = "forced"  # the grammar: the only legal token, or a stable spelling of forced text
     DRAFTED = "drafted"  # a drafter, and the model would have chosen the same
+    RETOKENIZED = "retokenized"  # the tokenizer, in place of others with the same text that the model had chosen
+    HEALED = "healed"  # stands for an end of the prompt that was taken back, and maybe for more
 
 
 class Stats(BaseModel):
     """The account of one request.
 
-    ``num_sampled + num_forced + num_drafted == num_output_tokens``,
+    ``num_sampled + num_forced + num_drafted + num_retokenized + num_healed == num_output_tokens``,
     ``num_drafted + num_rejected == num_proposed``, and the chunks' tokens are those in the cache at the end, which are
     the sequence's but for its last ones, and ``num_cropped``.
 
@@ -38,6 +40,13 @@ class Stats(BaseModel):
         num_sampled: of these, chosen by the model one by one.
         num_forced: of these, decided by the grammar without asking the model.
         num_drafted: of these, proposed by a drafter and confirmed by the model.
+        num_retokenized: of these, the tokenizer's own in place of others that were rewritten.
+        num_healed: of these, for text of the prompt that was taken back (and maybe for more).
+        num_withheld: canonical tokens of forced text that were not written at once, because text behind them could
+            change them; counted at every stop.
+        num_seams_sampled: stretches of the output in which its tokens are not the tokenizer's own, by the model's choice
+            under the mask. None where the text has no canonical tokens.
+        num_seams_forced: the same where forced text was written.
         num_proposed: draft tokens that the model was asked about.
         num_rejected: of these, not kept: a token that the model would not have chosen, and those behind it.
         num_cropped: tokens that were fed and then taken out of the cache again: those rejected, those that were certain
@@ -60,6 +69,11 @@ class Stats(BaseModel):
     num_sampled: int
     num_forced: int
     num_drafted: int
+    num_retokenized: int
+    num_healed: int
+    num_withheld: int
+    num_seams_sampled: int | None
+    num_seams_forced: int | None
     num_proposed: int
     num_rejected: int
     num_cropped: int
@@ -76,6 +90,13 @@ class Stats(BaseModel):
     def passes_per_token(self) -> float:
         """Forward passes divided by output tokens: 1 for ordinary decoding."""
         return self.num_forward_passes / max(1, self.num_output_tokens)
+
+    @property
+    def num_seams(self) -> int | None:
+        """Stretches in which the tokens are not the tokenizer's own; None where that cannot be said."""
+        if self.num_seams_sampled is None or self.num_seams_forced is None:
+            return None
+        return self.num_seams_sampled + self.num_seams_forced
 
     @property
     def overhead_s(self) -> float:
@@ -102,8 +123,14 @@ class Stats(BaseModel):
             ("sampled", self.num_sampled),
             ("forced", self.num_forced),
             ("drafted", self.num_drafted),
+            ("retokenized", self.num_retokenized),
+            ("healed", self.num_healed),
         ):
+            if not count and name in ("retokenized", "healed"):
+                continue
             yield f"  {name}", f"{count} ({100 * count / total:.0f} %)"
+        if self.num_seams is not None:
+            yield "not canonical", f"{self.num_seams} seams ({self.num_seams_forced} by forcing)"
         yield "draft tokens rejected", f"{self.num_rejected} of {self.num_proposed}"
         yield (
             "chunk lengths",
@@ -125,6 +152,9 @@ class Counters:
     num_proposed: int = 0
     num_rejected: int = 0
     num_cropped: int = 0
+    num_withheld: int = 0
+    num_seams_sampled: int | None = None
+    num_seams_forced: int | None = None
     chunk_lengths: Counter[int] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     started_s: float = field(default_factory=time.perf_counter)
@@ -153,6 +183,11 @@ class Counters:
             num_sampled=kinds[Provenance.SAMPLED],
             num_forced=kinds[Provenance.FORCED],
             num_drafted=kinds[Provenance.DRAFTED],
+            num_retokenized=kinds[Provenance.RETOKENIZED],
+            num_healed=kinds[Provenance.HEALED],
+            num_withheld=self.num_withheld,
+            num_seams_sampled=self.num_seams_sampled,
+            num_seams_forced=self.num_seams_forced,
             num_proposed=self.num_proposed,
             num_rejected=self.num_rejected,
             num_cropped=self.num_cropped,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from jumpforward.matching.matcher import Matcher
 from jumpforward.vocab.borders import StableBorders
+from jumpforward.vocab.canonical import Seam, find_seams
 from jumpforward.vocab.encoder import PlainEncoder, len_whole_characters
 from jumpforward.vocab.following import ANY_TEXT, Following
 
@@ -43,10 +44,14 @@ class Spelling:
 
 
 class Rewrite(NamedTuple):
-    """The end of an output in other tokens: the first ``num_kept`` tokens stay, ``ids`` take the place of the rest."""
+    """The end of an output in other tokens: the first ``num_kept`` tokens stay, ``ids`` take the place of the rest.
+
+    Whatever is written behind, the first ``num_final`` tokens will stay too.
+    """
 
     num_kept: int
     ids: Tokens
+    num_final: int
 
 
 class Boundary:
@@ -104,7 +109,11 @@ class Boundary:
             (index for index, (was, now) in enumerate(zip(old, ids, strict=False)) if was != now),
             min(len(old), len(ids)),
         )
-        return Rewrite(start + num_same, ids[num_same:])
+        return Rewrite(start + num_same, ids[num_same:], start)
+
+    def find_seams(self, ids: Sequence[int]) -> list[Seam] | None:
+        """Return where an output is not canonical; None where its text has no canonical tokens."""
+        return find_seams(self._encoder, ids)
 
     def _num_left(self, left: Sequence[int], following: bytes) -> int | None:
         """Return how many tokens of ``left`` have a part in those of the bytes behind; None where that is not known."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from jumpforward.errors import OptionError
 
-PolicyName = Literal["masked", "exact", "canonical"]
+PolicyName = Literal["masked", "exact", "canonical", "retokenize"]
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,20 @@ class Policy:
         commits_stable: append stable tokens of forced text without asking the model. Moves the distribution.
         skips_certain: take a position's only legal token without asking the model. Moves nothing.
         drafts: propose tokens and keep those that the model would have chosen. Moves nothing.
+        rewrites: append all forced text, and let it change the tokens before it to the canonical ones. Moves the
+            distribution, and tokens that the model sampled.
     """
 
     name: str
     commits_stable: bool
     skips_certain: bool
     drafts: bool
+    rewrites: bool = False
+
+    @property
+    def forces(self) -> bool:
+        """Whether tokens are written that the model was not asked about and might not have chosen."""
+        return self.commits_stable or self.rewrites
 
 
 POLICIES = {
@@ -33,6 +41,7 @@ POLICIES = {
         Policy("masked", commits_stable=False, skips_certain=False, drafts=False),
         Policy("exact", commits_stable=False, skips_certain=True, drafts=True),
         Policy("canonical", commits_stable=True, skips_certain=True, drafts=True),
+        Policy("retokenize", commits_stable=False, skips_certain=True, drafts=False, rewrites=True),
     )
 }
 

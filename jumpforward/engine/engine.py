@@ -153,9 +153,9 @@ class Engine:
         options = SamplingOptions(**sampling)
         plan = policy_named(policy)
         reason = self._runner.no_rollback_reason
-        if reason is not None and plan.drafts and not plan.commits_stable:
+        if reason is not None and (plan.rewrites or (plan.drafts and not plan.commits_stable)):
             raise RollbackUnsupportedError(
-                f"policy {plan.name!r} verifies drafts, and this model cannot go back in its sequence: {reason}; "
+                f"policy {plan.name!r} takes tokens back, and this model cannot go back in its sequence: {reason}; "
                 "use 'masked', or 'canonical', which then runs without drafts"
             )
         counters = Counters()
@@ -199,11 +199,13 @@ def _steps(run: Run, streamer: BaseStreamer | None) -> Iterator[None]:
     sequence = run.sequence
     if streamer is not None:
         streamer.put(torch.tensor([sequence.prompt_ids]))
+    num_told = 0
     while not run.is_finished:
-        num_told = len(sequence.output_ids)
         run.step()
-        if streamer is not None:
-            streamer.put(torch.tensor(sequence.output_ids[num_told:]))
+        final = sequence.output_ids[num_told : sequence.num_final]
+        num_told += len(final)
+        if streamer is not None and final:
+            streamer.put(torch.tensor(final))
         yield
     if streamer is not None:
         streamer.end()

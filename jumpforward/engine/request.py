@@ -26,7 +26,7 @@ class GenerationOptions(SamplingArguments, total=False):
     """What a call of ``generate`` or ``stream`` may say besides prompt and grammar.
 
     Attributes:
-        policy: ``"exact"`` (default), ``"canonical"`` or ``"masked"``; see the README.
+        policy: ``"exact"`` (default), ``"canonical"``, ``"retokenize"`` or ``"masked"``; see the README.
         max_new_tokens: the most tokens that the output has, an end token included; 256 by default.
         temperature: 0 (default) takes the likeliest legal token; above, tokens are drawn.
         top_k: draw among the likeliest ``top_k`` legal tokens.

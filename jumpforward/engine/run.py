@@ -2,7 +2,7 @@
 
 A step is one forward pass over the uncached suffix of the sequence and a draft:
 
-    COMMIT  append stable forced tokens, if the policy does that
+    COMMIT  write forced text, as far as the policy writes it without asking
     BUILD   walk the matcher along what is certain and what the drafters propose; fill a mask row a position
     FEED    one pass over suffix and draft; logits only where the model is asked
     CHOOSE  one batched mask, one choice a row
@@ -20,6 +20,7 @@ from jumpforward.decoding.boundary import Boundary
 from jumpforward.decoding.drafts import Draft, DraftBuilder, Drafter
 from jumpforward.decoding.sampling import Sampler
 from jumpforward.decoding.verify import Kept, verify
+from jumpforward.engine.commit import Committer
 from jumpforward.engine.request import Request
 from jumpforward.engine.result import Result
 from jumpforward.engine.runner import Runner
@@ -75,6 +76,9 @@ class Run:
         )
         self.matcher = _matcher(request, compiled, max_new_tokens)
         self._cache = runner.new_cache()
+        self._committer = Committer(
+            request.policy, self.sequence, self.matcher, boundary, compiled.vocabulary, counters
+        )
         self._sampler = Sampler(request.sampling)
         self._builder = DraftBuilder(
             drafters, counters, skips_certain=request.policy.skips_certain, max_draft=max_draft
@@ -96,28 +100,27 @@ class Run:
             GenerationError: there is no legal token, or the model has no finite logit for one. Ids, text, matcher and
                 cache are then those of the last token that was made.
         """
-        if self.request.policy.commits_stable:
-            self._commit()
+        self._commit()
+        if not self.is_finished:
+            sequence = self.sequence
+            with self._counters.timed("mask"):
+                draft = self._builder.build(
+                    sequence.prompt_ids, sequence.output_ids, self.matcher, self._bitmask, sequence.num_left
+                )
+            self._settle(draft, verify(draft, self._ask(draft)))
         if self.is_finished:
-            return
-        sequence = self.sequence
-        with self._counters.timed("mask"):
-            draft = self._builder.build(
-                sequence.prompt_ids, sequence.output_ids, self.matcher, self._bitmask, sequence.num_left
-            )
-        self._settle(draft, verify(draft, self._ask(draft)))
+            self._commit()
 
     def _commit(self) -> None:
-        """Append the stable tokens of the forced bytes."""
-        with self._counters.timed("boundary"):
-            forced = self.matcher.forced_bytes()
-            stable = self._boundary.spell(self.sequence.output_ids, forced, self.matcher).stable if forced else ()
-        for token in stable:
-            if not self.matcher.consume(token):  # a budget may leave no room for this spelling
-                return
-            self.sequence.append(token, Provenance.FORCED)
-            if self.is_finished:
-                return
+        """Have the policy write what it writes by itself, and forget what was cached of tokens that it changed."""
+        num_kept = self._committer.commit()
+        self._crop(len(self.sequence.prompt_ids) + num_kept)
+
+    def _crop(self, length: int) -> None:
+        cached = self._cache.lengths[0]
+        if cached > length:
+            self._cache.crop(length)
+            self._counters.num_cropped += cached - length
 
     def _ask(self, draft: Draft) -> dict[int, int | None]:
         """Return the model's choice for every open row of the draft; no pass where there is none."""
@@ -177,9 +180,7 @@ class Run:
             # The last token is never cached: it is fed for the logits behind it. A cache that cannot be cropped
             # need not be, since only certain tokens, which are never rejected, were drafted for it.
             if self._runner.no_rollback_reason is None:
-                cached = self._cache.lengths[0]
-                self._cache.crop(min(cached, len(self.sequence) - 1))
-                self._counters.num_cropped += cached - self._cache.lengths[0]
+                self._crop(len(self.sequence) - 1)
             self._note_logprobs()
 
     def _append(self, token: int, provenance: Provenance) -> None:
@@ -198,7 +199,8 @@ class Run:
         first, logprobs = self._asked
         ids = self.sequence.output_ids
         for line, index in enumerate(range(first, min(len(ids), first + len(logprobs)))):
-            self.sequence.logprobs[index] = float(logprobs[line, ids[index]])
+            if self.sequence.provenance[index] is not Provenance.RETOKENIZED:  # another token was the model's choice
+                self.sequence.logprobs[index] = float(logprobs[line, ids[index]])
         self._asked = None
 
     def _text(self) -> str:
@@ -221,11 +223,22 @@ class Run:
             self._text(),
         )
 
+    def _count_seams(self) -> None:
+        """Note where the output is not canonical, and whether forcing has a part in it."""
+        seams = self._boundary.find_seams(self.sequence.output_ids)
+        if seams is None:
+            return
+        forces, provenance = self.request.policy.forces, self.sequence.provenance
+        by_forcing = sum(forces and Provenance.FORCED in provenance[seam.start : seam.stop] for seam in seams)
+        self._counters.num_seams_forced = by_forcing
+        self._counters.num_seams_sampled = len(seams) - by_forcing
+
     def result(self) -> Result:
         """Return the result of a finished run."""
         sequence = self.sequence
         if sequence.finish_reason is None:
             raise RuntimeError("the run has not finished")
+        self._count_seams()
         # A stop string cuts the text, so that the matcher's place no longer says whether it is complete.
         stopped = sequence.finish_reason == "stop"
         data = bytes(sequence.data)

@@ -21,6 +21,7 @@ class Sequence:
         logprobs: for each output token, the model's log-probability of it where one is known.
         data: the output's bytes, cut in front of a stop string.
         finish_reason: why it ended; None while it goes on.
+        num_final: how many of the output's tokens are sure never to be rewritten; None stands for all.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Sequence:
         self.logprobs: list[float | None] = []
         self.data = bytearray()
         self.finish_reason: FinishReason | None = None
+        self.num_final: int | None = None
         self._vocabulary = vocabulary
         self._max_new_tokens = max_new_tokens
         self._stop = stop
@@ -58,7 +60,28 @@ class Sequence:
         if token in self._vocabulary.end_ids:
             self.finish_reason = "end"
             return
-        self._spell(self._vocabulary.token_bytes[token])
+        self._grow(self._vocabulary.token_bytes[token])
+
+    @property
+    def text_ids(self) -> list[int]:
+        """The output's tokens without an end token."""
+        return self.output_ids[:-1] if self.finish_reason == "end" else self.output_ids
+
+    def rewrite(self, num_kept: int, tokens: Ids[int], provenance: Ids[Provenance]) -> None:
+        """Put ``tokens`` in place of the text tokens behind the first ``num_kept``.
+
+        They spell what those spelled, and maybe more, which may end the sequence as :meth:`append` does.
+        """
+        stop = len(self.text_ids)
+        num_old = len(self._vocabulary.text_bytes(self.output_ids[num_kept:stop]))
+        self.output_ids[num_kept:stop] = tokens
+        self.provenance[num_kept:stop] = provenance
+        self.logprobs[num_kept:stop] = [None] * len(tokens)
+        self._grow(self._vocabulary.text_bytes(tokens)[num_old:])
+
+    def _grow(self, new: bytes) -> None:
+        """Add bytes that the last tokens brought, and end if they or the number of tokens say so."""
+        self._spell(new)
         if self.finish_reason is None and self.num_left == 0:
             self.finish_reason = "length"
 
