@@ -44,8 +44,8 @@ class Stats(BaseModel):
         num_healed: of these, for text of the prompt that was taken back (and maybe for more).
         num_withheld: canonical tokens of forced text that were not written at once, because text behind them could
             change them; counted at every stop.
-        num_seams_sampled: stretches of the output in which its tokens are not the tokenizer's own, by the model's choice
-            under the mask. None where the text has no canonical tokens.
+        num_seams_sampled: stretches of the output in which its tokens are not the tokenizer's own, since the model
+            chose so under the mask. None where the text has no canonical tokens.
         num_seams_forced: the same where forced text was written.
         num_proposed: draft tokens that the model was asked about.
         num_rejected: of these, not kept: a token that the model would not have chosen, and those behind it.

@@ -55,20 +55,23 @@ def test_laws_9_and_14_counts_conserve_and_the_limit_holds(
     engine.model.script = lambda ids: lengths.append(len(ids)) or script(ids)
     run = start(engine, grammar, policy, max_new_tokens=limit)
     while not run.is_finished:
-        before = list(run.sequence.output_ids), list(run.sequence.provenance), bytes(run.sequence.data)
+        num_final = run.sequence.num_final
+        before = run.sequence.output_ids[:num_final], run.sequence.provenance[:num_final], bytes(run.sequence.data)
+        num_before = len(run.sequence.output_ids)
         run.step()
         # Case 36: what is cached is a beginning of the sequence, and something is left to feed.
         (cached,) = run._cache.lengths
         assert cached <= len(run.sequence) - 1
-        # Case 14: what was made is never rewritten, and every step makes something.
+        # Case 14: what was made is never rewritten, unless it was marked so, and every step makes something.
         ids, provenance, data = before
-        assert len(run.sequence.output_ids) > len(ids)
+        assert len(run.sequence.data) > len(data) or len(run.sequence.output_ids) > num_before
         assert run.sequence.output_ids[: len(ids)] == ids
         assert run.sequence.provenance[: len(ids)] == provenance
         assert run.sequence.data.startswith(data)
     result = run.result()
     stats = result.stats
-    assert stats.num_sampled + stats.num_forced + stats.num_drafted == stats.num_output_tokens
+    num_rewritten = stats.num_retokenized + stats.num_healed
+    assert stats.num_sampled + stats.num_forced + stats.num_drafted + num_rewritten == stats.num_output_tokens
     assert stats.num_output_tokens == len(result.token_ids) == len(result.provenance) <= limit
     assert stats.num_drafted + stats.num_rejected == stats.num_proposed
     assert stats.num_prompt_tokens == 1

@@ -111,6 +111,18 @@ class Boundary:
         )
         return Rewrite(start + num_same, ids[num_same:], start)
 
+    def num_open(self, text_ids: Sequence[int], following: Following) -> int:
+        """Return how many of the last tokens of a text would be others in front of something that may follow.
+
+        0 where that is not known, or the tokens are not the text's canonical ones.
+        """
+        for count in range(1, min(len(text_ids), _MAX_WINDOW) + 1):
+            before, window = text_ids[: len(text_ids) - count], tuple(text_ids[len(text_ids) - count :])
+            if not before or self._fall_apart(self._text_bytes(before[-4:]), self._text_bytes(window)):
+                is_canonical = self._encoder.encode(self._text_bytes(window)) == window
+                return count - self._num_stable(window, following) if is_canonical else 0
+        return 0
+
     def find_seams(self, ids: Sequence[int]) -> list[Seam] | None:
         """Return where an output is not canonical; None where its text has no canonical tokens."""
         return find_seams(self._encoder, ids)

@@ -126,6 +126,9 @@ class Committer:
         end = 0
         for token in tokens:
             start, end = end, end + len(token_bytes[token])
-            is_forced = set(by_byte[start:end]) <= {Provenance.FORCED}
-            found.append(Provenance.FORCED if is_forced else Provenance.RETOKENIZED)
+            kinds = set(by_byte[start:end])
+            if Provenance.HEALED in kinds:
+                found.append(Provenance.HEALED)
+            else:
+                found.append(Provenance.FORCED if kinds <= {Provenance.FORCED} else Provenance.RETOKENIZED)
         return found

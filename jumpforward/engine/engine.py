@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -11,6 +12,7 @@ from jumpforward.decoding.boundary import Boundary
 from jumpforward.decoding.drafts import Drafter, ForcedText
 from jumpforward.decoding.policy import policy_named
 from jumpforward.decoding.sampling import SamplingOptions
+from jumpforward.engine.healing import take_back
 from jumpforward.engine.pretrained import load_pretrained
 from jumpforward.engine.prompt import Prompt, encode_prompt
 from jumpforward.engine.request import GenerationOptions, Request, SamplingArguments, stop_bytes
@@ -147,6 +149,7 @@ class Engine:
         max_new_tokens: int = 256,
         stop: str | Sequence[str] | None = None,
         ensure_complete: bool = False,
+        heal: bool = False,
         logprobs: bool = False,
         **sampling: Unpack[SamplingArguments],
     ) -> Run:
@@ -163,6 +166,10 @@ class Engine:
         request = Request(ids, grammar, plan, options, max_new_tokens, stop_bytes(stop), logprobs, ensure_complete)
         with counters.timed("compile"):
             compiled = self._compiler.compile(grammar)
+            if heal:
+                ids, healed = take_back(ids, compiled.matcher().following(b""), self._boundary, self.vocabulary)
+                request = replace(request, prompt_ids=ids, healed=healed)
+                compiled = self._compiler.compile(grammar.behind(healed)) if healed else compiled
         drafters = self._drafters if plan.drafts and reason is None else ()
         return Run(request, compiled, self._runner, self._boundary, drafters, counters, max_draft=self.max_draft)
 

@@ -36,6 +36,8 @@ class GenerationOptions(SamplingArguments, total=False):
         stop: end in front of the first of these strings.
         ensure_complete: permit only tokens behind which the output can still be completed within
             ``max_new_tokens``; for regular grammars.
+        heal: take back the prompt's last tokens, as far as the output's first bytes could merge with them, and have the
+            model write their text again in front of the output.
         logprobs: also return the model's own log-probability of every token.
     """
 
@@ -43,12 +45,15 @@ class GenerationOptions(SamplingArguments, total=False):
     max_new_tokens: int
     stop: str | Sequence[str] | None
     ensure_complete: bool
+    heal: bool
     logprobs: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
     """A checked request.
+
+    ``healed`` is the text of tokens that were taken back from the prompt's end; the output begins with it.
 
     Raises:
         OptionError: an option has a value that means nothing.
@@ -62,6 +67,7 @@ class Request:
     stop: tuple[bytes, ...] = ()
     logprobs: bool = False
     ensure_complete: bool = False
+    healed: str = ""
 
     def __post_init__(self) -> None:
         """Check what the other types do not."""

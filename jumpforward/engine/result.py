@@ -18,7 +18,8 @@ class Result(BaseModel):
     Attributes:
         text: the output, without the end token and cut in front of a stop string; an unfinished character at its end
             is left out.
-        token_ids: the output's tokens, an end token included. They are final: none was rewritten.
+        healed: the text of tokens that were taken back from the prompt; the tokens begin with it, the text does not.
+        token_ids: the output's tokens, an end token included. They are final.
         provenance: for each token, who chose it.
         finish_reason: ``"end"`` (an end token), ``"length"`` (``max_new_tokens``) or ``"stop"`` (a stop string).
         complete: whether the text is a complete output of the grammar, and not only the beginning of one.
@@ -31,6 +32,7 @@ class Result(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     text: str
+    healed: str = ""
     token_ids: list[int]
     provenance: list[Provenance]
     finish_reason: FinishReason

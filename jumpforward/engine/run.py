@@ -72,7 +72,11 @@ class Run:
         room = runner.max_length - len(request.prompt_ids)
         max_new_tokens = min(request.max_new_tokens, room)
         self.sequence = Sequence(
-            request.prompt_ids, compiled.vocabulary, max_new_tokens=max_new_tokens, stop=request.stop
+            request.prompt_ids,
+            compiled.vocabulary,
+            max_new_tokens=max_new_tokens,
+            stop=request.stop,
+            num_healed_bytes=len(request.healed.encode()),
         )
         self.matcher = _matcher(request, compiled, max_new_tokens)
         self._cache = runner.new_cache()
@@ -174,7 +178,8 @@ class Run:
                 if self.is_finished:
                     break
         finally:
-            drafted = self.sequence.provenance[num_before:].count(Provenance.DRAFTED)
+            num_added = len(self.sequence.output_ids) - num_before
+            drafted = sum(each.provenance is Provenance.DRAFTED for each in kept[:num_added])
             self._counters.num_proposed += draft.num_proposed
             self._counters.num_rejected += draft.num_proposed - drafted
             # The last token is never cached: it is fed for the logits behind it. A cache that cannot be cropped
@@ -244,6 +249,7 @@ class Run:
         data = bytes(sequence.data)
         return Result(
             text=whole_characters(data),
+            healed=self.request.healed,
             token_ids=sequence.output_ids,
             provenance=sequence.provenance,
             finish_reason=sequence.finish_reason,

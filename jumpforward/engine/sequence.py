@@ -25,8 +25,15 @@ class Sequence:
     """
 
     def __init__(
-        self, prompt_ids: Ids[int], vocabulary: Vocabulary, *, max_new_tokens: int, stop: Ids[bytes] = ()
+        self,
+        prompt_ids: Ids[int],
+        vocabulary: Vocabulary,
+        *,
+        max_new_tokens: int,
+        stop: Ids[bytes] = (),
+        num_healed_bytes: int = 0,
     ) -> None:
+        """Begin with no output. Its first ``num_healed_bytes`` bytes will be the prompt's, and no part of its data."""
         self.prompt_ids = tuple(prompt_ids)
         self.output_ids: list[int] = []
         self.provenance: list[Provenance] = []
@@ -34,6 +41,7 @@ class Sequence:
         self.data = bytearray()
         self.finish_reason: FinishReason | None = None
         self.num_final: int | None = None
+        self._num_healed_bytes = num_healed_bytes  # that are still to come
         self._vocabulary = vocabulary
         self._max_new_tokens = max_new_tokens
         self._stop = stop
@@ -55,7 +63,7 @@ class Sequence:
     def append(self, token: int, provenance: Provenance) -> None:
         """Add a token. It may end the sequence: by what it is, by what it spells, or by being the last."""
         self.output_ids.append(token)
-        self.provenance.append(provenance)
+        self.provenance.append(Provenance.HEALED if self._num_healed_bytes else provenance)
         self.logprobs.append(None)
         if token in self._vocabulary.end_ids:
             self.finish_reason = "end"
@@ -81,7 +89,9 @@ class Sequence:
 
     def _grow(self, new: bytes) -> None:
         """Add bytes that the last tokens brought, and end if they or the number of tokens say so."""
-        self._spell(new)
+        num_healed = min(self._num_healed_bytes, len(new))
+        self._num_healed_bytes -= num_healed
+        self._spell(new[num_healed:])
         if self.finish_reason is None and self.num_left == 0:
             self.finish_reason = "length"
 

@@ -48,6 +48,7 @@ class Grammar:
     rules: xgrammar.Grammar = field(repr=False)
     schema: Any = None
     model: type[BaseModel] | None = None
+    _behind: dict[str, Grammar] = field(default_factory=dict, repr=False)
 
     @cached_property
     def has_multibyte_literals(self) -> bool:
@@ -66,6 +67,22 @@ class Grammar:
         """Return whether ``data`` is a complete output."""
         walker = self.walker()
         return walker.consume(data) and walker.is_accepting
+
+    def behind(self, text: str) -> Grammar:
+        """Return the grammar of ``text`` with an output of this grammar behind it; the same object every time."""
+        if text not in self._behind:
+            self._behind[text] = self._made_behind(text)
+        return self._behind[text]
+
+    def _made_behind(self, text: str) -> Grammar:
+        if self.kind == "choice":  # stays a kind that automata are made of
+            return choice(text + member for member in json.loads(self.source))
+        if self.kind == "regex":
+            return regex(f"{_quoted(text)}({self.source})")
+        import xgrammar
+
+        literal = xgrammar.Grammar.from_ebnf(f"root ::= {_literal(text)}")
+        return Grammar("ebnf", f"{_literal(text)} {self.source}", xgrammar.Grammar.concat(literal, self.rules))
 
     def parse(self, text: str) -> Any:
         """Return a complete output's value: a pydantic object, a JSON value, or the text itself.
@@ -174,9 +191,7 @@ def choice(options: Iterable[str]) -> Grammar:
     for member in members:
         if not isinstance(member, str):
             raise GrammarError("choice", f"expected strings, got {member!r}")
-    # JSON's escapes are EBNF's too; only what must be escaped is, so that no surrogates appear.
-    literals = [json.dumps(member, ensure_ascii=False).replace("\x7f", "\\x7f") for member in members]
-    rules = "root ::= " + " | ".join(literals)
+    rules = "root ::= " + " | ".join(map(_literal, members))
     parsed = _rules("choice", lambda xgr: xgr.Grammar.from_ebnf(rules))
     return Grammar("choice", json.dumps(members), parsed)
 
@@ -193,6 +208,16 @@ def structural_tag(tag: Mapping[str, Any] | str | Any) -> Grammar:
     rules = _rules("structural_tag", lambda xgr: xgr.Grammar.from_structural_tag(value))
     source = value if isinstance(value, str) else json.dumps(value, default=str)
     return Grammar("structural_tag", source, rules)
+
+
+def _literal(text: str) -> str:
+    """Return EBNF for a text. JSON's escapes are EBNF's too, but for those of half a character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _quoted(text: str) -> str:
+    """Return a pattern that matches a text."""
+    return re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", text)
 
 
 def _rules(kind: Kind, parse: Callable[[Any], xgrammar.Grammar]) -> xgrammar.Grammar:

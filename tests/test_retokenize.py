@@ -1,0 +1,178 @@
+"""The policy `retokenize`: the tokens of an output are those of its text."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import xgrammar
+from helpers import fresh_logits, scripted_engine, tiny_engine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import EBNF, byte_fallback, byte_level, grammars
+
+import jumpforward as jf
+from jumpforward.grammar.bytewise import np_bits
+from jumpforward.stats import Provenance
+from jumpforward.testing import ScriptedModel
+
+PIECES = ["ab", "abc", '{"', '":', ' "', '",', '": "', "霍", "ba"]
+
+
+@cache
+def engine_of(kind):
+    return tiny_engine(kind, PIECES, seed=3)
+
+
+def slowly(engine, grammar, limit):
+    """Retokenize the plain way: encode everything again at every jump, and run the model without a cache."""
+    encoder, vocabulary = engine._boundary._encoder, engine.vocabulary
+    prompt, ids = engine.tokenizer("a")["input_ids"], []
+    bitmask = xgrammar.allocate_token_bitmask(1, vocabulary.width)
+    while True:
+        matcher = engine.compiler.compile(grammar).matcher()
+        assert all(map(matcher.consume, ids))
+        if forced := matcher.forced_bytes():
+            whole = encoder.encode(vocabulary.text_bytes(ids) + forced)
+            if whole is not None:
+                ids = list(whole)
+                continue
+        matcher.fill_bitmask(bitmask, 0)
+        legal = torch.from_numpy(np_bits(bitmask.numpy()[0]))[: vocabulary.width]
+        logits = fresh_logits(engine.model, [*prompt, *ids])[-1].masked_fill(~legal, -torch.inf)
+        token = int(logits.argmax())
+        if token in vocabulary.end_ids:
+            return [*(encoder.encode(vocabulary.text_bytes(ids)) or ids), token]
+        ids.append(token)
+        if len(ids) > limit:
+            return None
+
+
+@settings(max_examples=40)
+@given(grammar=grammars, kind=st.sampled_from(["llama", "gemma3"]))
+def test_law_8_cropped_and_rewritten_is_as_good_as_new(grammar, kind):
+    engine = engine_of(kind)
+    expected = slowly(engine, grammar, 30)
+    if expected is not None and len(expected) <= 40:
+        assert engine.generate("a", grammar, policy="retokenize", max_new_tokens=60).token_ids == expected
+
+
+@given(grammar=grammars, seed=st.integers(0, 5), temperature=st.sampled_from([0.0, 1.0]), limit=st.integers(1, 40))
+@pytest.mark.parametrize("name", ["toy", "gpt2", "llama3", "byte fallback"])
+def test_ids_are_the_tokens_of_the_text(name, grammar, seed, temperature, limit):
+    engine = engine_over(name, seed)
+    result = engine.generate(
+        "a",
+        grammar,
+        policy="retokenize",
+        temperature=temperature,
+        max_new_tokens=limit,
+        seed=seed if temperature else None,
+    )
+    encoder = engine._boundary._encoder
+    ids = [token for token in result.token_ids if token not in engine.vocabulary.end_ids]
+    canonical = encoder.encode(result.text.encode())
+    has_all = engine.vocabulary.text_bytes(ids) == result.text.encode()  # not cut inside a character
+    if canonical is not None and has_all and len(canonical) < limit:
+        assert ids == list(canonical)
+        assert result.stats.num_seams == 0
+    assert len(result.token_ids) <= limit
+    stats = result.stats
+    assert stats.num_sampled + stats.num_forced + stats.num_retokenized == stats.num_output_tokens
+    for kind, logprob in zip(result.provenance, result.logprobs or [], strict=False):
+        assert kind is not Provenance.RETOKENIZED or logprob is None
+
+
+@cache
+def tokenizer_of(name):
+    return {"gpt2": byte_level, "llama3": lambda: byte_level("llama3"), "byte fallback": byte_fallback}[name]()
+
+
+def engine_over(name, seed):
+    if name == "toy":
+        return scripted_engine(PIECES, seed=seed)
+    tokenizer = tokenizer_of(name)
+    width = len(tokenizer)
+
+    def script(ids):
+        return np.random.default_rng([seed, *ids]).normal(0, 3, width).astype(np.float32)
+
+    return jf.Engine(ScriptedModel(script, width), tokenizer)
+
+
+class Told:
+    """A transformers streamer that writes down what it gets."""
+
+    def __init__(self):
+        self.ids, self.ended = [], False
+
+    def put(self, ids):
+        self.ids.append(ids.tolist())
+
+    def end(self):
+        self.ended = True
+
+
+@given(grammar=grammars, seed=st.integers(0, 5))
+def test_case_32_streams_take_nothing_back(grammar, seed):
+    engine, told = scripted_engine(PIECES, seed=seed), Told()
+    pieces = engine.stream("a", grammar, policy="retokenize", max_new_tokens=24, streamer=told)
+    assert "".join(pieces) == pieces.result.text
+    assert [token for part in told.ids[1:] for token in part] == pieces.result.token_ids
+    assert told.ended
+
+
+@given(grammar=grammars, seed=st.integers(0, 5))
+def test_logprobs_of_rewritten_tokens_are_unknown(grammar, seed):
+    result = scripted_engine(PIECES, seed=seed).generate(
+        "a", grammar, policy="retokenize", max_new_tokens=24, logprobs=True
+    )
+    for kind, logprob in zip(result.provenance, result.logprobs, strict=True):
+        assert kind is not Provenance.RETOKENIZED or logprob is None
+        assert kind is not Provenance.SAMPLED or logprob is not None
+
+
+def test_case_14_provenance_tells_what_was_rewritten():
+    engine = scripted_engine(['",', " c"], script=lambda ids: bytewise(b'a", c', ids))
+    result = engine.generate("x", jf.regex(r'a(", c|x)'), policy="retokenize")
+    spelled = [engine.vocabulary.token_bytes[token] for token in result.token_ids]
+    assert spelled == [b"a", b'",', b" c", b""]
+    assert result.provenance == ["forced", "retokenized", "forced", "forced"]
+    assert result.stats.num_cropped > 0 or result.stats.num_forward_passes <= 2
+
+
+def bytewise(text, ids):
+    logits = np.zeros(259, dtype=np.float32)
+    if len(ids) <= len(text):
+        logits[text[len(ids) - 1]] = 9.0
+    return logits
+
+
+def test_case_37_a_rewrite_that_has_no_room_changes_nothing():
+    # `abc` in one token for `a`, `b`: no room is needed. Three tokens for the two that the model chose: there is none.
+    engine = scripted_engine(["ab", "bc", "abc"], script=lambda ids: [9.0 * (token == 256) for token in range(260)])
+    grammar = jf.regex("abab(x|y)z")
+    for limit in range(1, 8):
+        result = engine.generate("q", grammar, policy="retokenize", max_new_tokens=limit)
+        assert len(result.token_ids) <= limit
+        assert grammar.accepts(result.text.encode()) == result.complete
+
+
+def test_a_budget_that_ensures_completion_holds():
+    engine = scripted_engine(PIECES)
+    grammar = jf.choice(["abcabc", "abcba", 'ab": "霍'])
+    for limit in range(2, 9):
+        try:
+            result = engine.generate("a", grammar, policy="retokenize", max_new_tokens=limit, ensure_complete=True)
+        except jf.OptionError:
+            continue
+        assert result.complete
+
+
+@pytest.mark.parametrize("rules", EBNF)
+def test_recursive_models_refuse_to_go_back(rules):
+    engine = tiny_engine("mamba", PIECES)
+    with pytest.raises(jf.RollbackUnsupportedError, match="takes tokens back"):
+        engine.generate("a", jf.ebnf(rules), policy="retokenize")
