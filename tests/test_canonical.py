@@ -92,6 +92,14 @@ def test_every_result_counts_its_seams(grammar, policy, seed):
         assert stats.num_seams_forced == (sum(mixed) if policy in ("canonical", "retokenize") else 0)
 
 
+def test_an_engine_says_what_is_canonical():
+    engine = scripted_engine(["ab"])
+    ab, (a, b) = engine.tokenizer("ab")["input_ids"], b"ab"
+    assert engine.is_canonical(ab)
+    assert not engine.is_canonical([a, b])
+    assert [(seam.start, seam.stop, list(seam.canonical)) for seam in engine.find_seams([b, a, b])] == [(1, 3, ab)]
+
+
 def test_case_14_a_sampled_token_before_forced_text():
     grammar = jf.regex(r'a(", c|x)')
     for policy, forced, sampled in (("canonical", 1, 0), ("retokenize", 0, 0), ("masked", 0, 2)):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from strategies import languages
+from tokenizers import pre_tokenizers
 
 import jumpforward as jf
 from jumpforward import cli
@@ -148,3 +149,14 @@ def test_without_graphviz_the_graph_comes_as_dot(monkeypatch, capsys) -> None:
     output = capsys.readouterr()
     assert output.out.startswith("digraph")
     assert "not installed" in output.err
+
+
+def test_a_tokenizer_that_is_not_understood_says_so() -> None:
+    tokenizer = toy_tokenizer(["ab"])
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Punctuation(), tokenizer.backend_tokenizer.pre_tokenizer]
+    )
+    overlay = Tokens(tokenizer).over(b"ab")
+    assert overlay is not None
+    assert (overlay.stable, overlay.withheld) == ((), (b"ab",))
+    assert "Punctuation" in overlay.reason

@@ -25,6 +25,7 @@ from jumpforward.grammar.spec import Grammar
 from jumpforward.matching.compiler import GrammarCompiler
 from jumpforward.stats import Counters
 from jumpforward.vocab.borders import StableBorders
+from jumpforward.vocab.canonical import Seam
 from jumpforward.vocab.encoder import PlainEncoder
 from jumpforward.vocab.vocabulary import Vocabulary
 
@@ -134,6 +135,14 @@ class Engine:
         there when it is exhausted.
         """
         return TextPieces(self._start(prompt, grammar, **options), streamer)
+
+    def find_seams(self, ids: Sequence[int]) -> list[Seam] | None:
+        """Return where an output is not canonical; None where its text has no canonical tokens."""
+        return self._boundary.find_seams(ids)
+
+    def is_canonical(self, ids: Sequence[int]) -> bool:
+        """Whether tokens of an output are those that the tokenizer makes of their text."""
+        return self.find_seams(ids) == []
 
     @property
     def compiler(self) -> GrammarCompiler:

@@ -34,8 +34,7 @@ class GrammarCompiler:
             vocab_size=vocabulary.width,
             stop_token_ids=list(vocabulary.end_ids),
         )
-        # xgrammar 0.2.9's own cache goes through text in which é before a hexadecimal digit is another character.
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=os.cpu_count() or 1, cache_enabled=False)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=os.cpu_count() or 1, cache_limit_bytes=_CACHE_BYTES)
         self._automata = automata
         # Neither value refers to its key, so that a grammar which nobody uses any more is let go.
         self._indexes: WeakKeyDictionary[Grammar, tuple[Dfa, TokenIndex] | str] = WeakKeyDictionary()

@@ -21,6 +21,7 @@ class Overlay:
     Attributes:
         stable: the bytes of the tokens that no continuation can change.
         withheld: the bytes of those that one could.
+        unknown: what of the tokenizer is not understood, so that all is withheld; None where all is.
         rival: a token because of which they are withheld: one that begins inside them and goes on behind their end.
             None where no token does, or nothing is withheld.
     """
@@ -28,12 +29,15 @@ class Overlay:
     stable: tuple[bytes, ...]
     withheld: tuple[bytes, ...]
     rival: bytes | None = None
+    unknown: str | None = None
 
     @property
     def reason(self) -> str:
         """Why tokens are withheld, in words; empty where none are."""
         if not self.withheld:
             return ""
+        if self.unknown is not None:
+            return f"nothing is written with {self.unknown}, which is not understood"
         if self.rival is None:
             return "what follows is not known, and the tokenizer's cuts may depend on it"
         return f"a token {byte_text(self.rival)!r} could come"
@@ -70,7 +74,8 @@ class Tokens:
         pieces = tuple(self.vocabulary.token_bytes[index] for index in ids)
         num_stable = self._borders.num_stable(ids)
         withheld = pieces[num_stable:]
-        return Overlay(pieces[:num_stable], withheld, self._rival(withheld) if withheld else None)
+        rival = self._rival(withheld) if withheld else None
+        return Overlay(pieces[:num_stable], withheld, rival, self._borders.reason)
 
     def _rival(self, withheld: tuple[bytes, ...]) -> bytes | None:
         """Return the shortest token that could take the place of withheld ones."""
