@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Unpack
-
-import torch
 
 from jumpforward.decoding.boundary import Boundary
 from jumpforward.decoding.drafts import Drafter, ForcedText
 from jumpforward.decoding.policy import policy_named
 from jumpforward.decoding.sampling import SamplingOptions
+from jumpforward.engine.limits import EngineLimits, Limits
+from jumpforward.engine.loop import Loop
+from jumpforward.engine.pieces import TextPieces, steps
 from jumpforward.engine.pretrained import load_pretrained
 from jumpforward.engine.prompt import Prompt, encode_prompt
 from jumpforward.engine.request import GenerationOptions, Request, SamplingArguments, stop_bytes
 from jumpforward.engine.result import Result
 from jumpforward.engine.run import Run
-from jumpforward.engine.runner import Runner
-from jumpforward.engine.text import TextStream
+from jumpforward.engine.runner import Row, Runner
+from jumpforward.engine.task import Task
 from jumpforward.errors import OptionError, RollbackUnsupportedError
 from jumpforward.grammar.spec import Grammar
-from jumpforward.matching.compiler import GrammarCompiler
+from jumpforward.matching.compiler import Compiled, GrammarCompiler
 from jumpforward.stats import Counters
 from jumpforward.vocab.borders import StableBorders
 from jumpforward.vocab.encoder import PlainEncoder
 from jumpforward.vocab.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
@@ -42,19 +46,27 @@ class Engine:
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_draft: int = 256, automata: bool = True
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_draft: int = 256,
+        automata: bool = True,
+        **limits: Unpack[EngineLimits],
     ) -> None:
         """Take a causal language model and its fast tokenizer.
 
-        ``automata=False`` has xgrammar match regular grammars too, instead of a precomputed token index.
+        ``automata=False`` has xgrammar match regular grammars too, instead of a precomputed token index. The rest is
+        about several requests at a time: see :class:`~jumpforward.engine.limits.Limits`.
 
         Raises:
             ModelError: the model is not a decoder that maps ids to logits.
             TokenizerError: the tokenizer is slow, or its tokens have no byte strings.
-            OptionError: ``max_draft`` is below 1.
+            OptionError: ``max_draft`` is below 1, or a limit means nothing.
         """
         if max_draft < 1:
             raise OptionError("max_draft", max_draft, "at least 1")
+        self._limits = Limits(**limits)
         self._runner = Runner(model)
         self.model = model
         self.tokenizer = tokenizer
@@ -66,6 +78,7 @@ class Engine:
         self._boundary = Boundary(encoder, StableBorders(tokenizer, self.vocabulary))
         self._drafters: tuple[Drafter, ...] = (ForcedText(self._boundary),)
         self._compiler = GrammarCompiler(self.vocabulary, automata=automata)
+        self._tokenizer_lock = Lock()
 
     @classmethod
     def from_pretrained(
@@ -75,6 +88,7 @@ class Engine:
         dtype: str | torch.dtype | None = None,
         device_map: Any = None,
         max_draft: int = 256,
+        **limits: Unpack[EngineLimits],
     ) -> Engine:
         """Load a model and its tokenizer by hub id or local path.
 
@@ -84,13 +98,14 @@ class Engine:
             dtype: a torch dtype or its name; by default what the model was saved in.
             device_map: as in transformers.
             max_draft: see :class:`Engine`.
+            limits: see :class:`Engine`.
 
         Raises:
             ModelNotFoundError: there is no such model here or on the hub, or the hub cannot be reached.
             OptionError: there is no such dtype.
         """
         model, tokenizer = load_pretrained(name, dtype, device_map)
-        return cls(model, tokenizer, max_draft=max_draft)
+        return cls(model, tokenizer, max_draft=max_draft, **limits)
 
     def generate(
         self,
@@ -113,10 +128,10 @@ class Engine:
             GenerationError: no token is legal, or the model's logits permit none.
             RollbackUnsupportedError: the policy verifies drafts, and the model's cache cannot be cropped.
         """
-        run = self._start(prompt, grammar, **options)
-        for _ in _steps(run, streamer):
+        task, loop = self._alone(prompt, grammar, options)
+        for _ in steps(task, loop, streamer):
             pass
-        return run.result()
+        return task.result()
 
     def stream(
         self,
@@ -131,14 +146,29 @@ class Engine:
         Bad arguments raise at once; a piece is given as soon as it is certain. The returned iterator's ``result`` is
         there when it is exhausted.
         """
-        return TextPieces(self._start(prompt, grammar, **options), streamer)
+        return TextPieces(*self._alone(prompt, grammar, options), streamer)
 
     @property
     def compiler(self) -> GrammarCompiler:
         """What compiles grammars for this vocabulary. Calls do that by themselves, once for each grammar."""
         return self._compiler
 
-    def _start(
+    def _alone(self, prompt: Prompt, grammar: Grammar, options: GenerationOptions) -> tuple[Task, Loop]:
+        """Return a request and a loop of its own with nothing else in it, the grammar compiled."""
+        counters = Counters()
+        request = self._request(prompt, grammar, **options)
+        counters.lap("prompt")
+        compiled: Future[Compiled] = Future()
+        compiled.set_result(self._compiler.compile(grammar))
+        task = Task(request, compiled, counters)
+        loop = Loop(self._runner, self._new_run, self._limits, num_rows=1)
+        loop.add(task)
+        loop.admit()
+        if task.outcome is not None:
+            task.result()
+        return task, loop
+
+    def _request(
         self,
         prompt: Prompt,
         grammar: Grammar,
@@ -149,7 +179,7 @@ class Engine:
         ensure_complete: bool = False,
         logprobs: bool = False,
         **sampling: Unpack[SamplingArguments],
-    ) -> Run:
+    ) -> Request:
         options = SamplingOptions(**sampling)
         plan = policy_named(policy)
         reason = self._runner.no_rollback_reason
@@ -158,55 +188,23 @@ class Engine:
                 f"policy {plan.name!r} verifies drafts, and this model cannot go back in its sequence: {reason}; "
                 "use 'masked', or 'canonical', which then runs without drafts"
             )
-        counters = Counters()
-        ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
-        request = Request(ids, grammar, plan, options, max_new_tokens, stop_bytes(stop), logprobs, ensure_complete)
-        with counters.timed("compile"):
-            compiled = self._compiler.compile(grammar)
-        drafters = self._drafters if plan.drafts and reason is None else ()
-        return Run(request, compiled, self._runner, self._boundary, drafters, counters, max_draft=self.max_draft)
+        with self._tokenizer_lock:  # a call may set the tokenizer's padding, which two at a time must not
+            ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
+        return Request(ids, grammar, plan, options, max_new_tokens, stop_bytes(stop), logprobs, ensure_complete)
 
-
-class TextPieces:
-    """An iterator over the certain pieces of a text that is being made.
-
-    Attributes:
-        result: the result, once the iterator is exhausted; None before.
-    """
-
-    def __init__(self, run: Run, streamer: BaseStreamer | None) -> None:
-        self.result: Result | None = None
-        self._pieces = self._make(run, streamer)
-
-    def __iter__(self) -> TextPieces:
-        """Return itself."""
-        return self
-
-    def __next__(self) -> str:
-        """Return the next piece, which is not empty."""
-        return next(self._pieces)
-
-    def _make(self, run: Run, streamer: BaseStreamer | None) -> Iterator[str]:
-        text = TextStream(run.sequence)
-        for _ in _steps(run, streamer):
-            if piece := text.new_text():
-                yield piece
-        self.result = run.result()
-
-
-def _steps(run: Run, streamer: BaseStreamer | None) -> Iterator[None]:
-    """Step a run to its end, telling a transformers streamer of every token."""
-    sequence = run.sequence
-    if streamer is not None:
-        streamer.put(torch.tensor([sequence.prompt_ids]))
-    while not run.is_finished:
-        num_told = len(sequence.output_ids)
-        run.step()
-        if streamer is not None:
-            streamer.put(torch.tensor(sequence.output_ids[num_told:]))
-        yield
-    if streamer is not None:
-        streamer.end()
+    def _new_run(self, task: Task, row: Row) -> Run:
+        """Return the run of a request whose grammar is compiled."""
+        drafts = task.request.policy.drafts and self._runner.no_rollback_reason is None
+        return Run(
+            task.request,
+            task.compiled.result(),
+            self._runner,
+            self._boundary,
+            self._drafters if drafts else (),
+            task.counters,
+            row,
+            max_draft=self.max_draft,
+        )
 
 
 def _end_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
