@@ -37,7 +37,9 @@ from jumpforward.stats import Provenance, Stats
 
 if TYPE_CHECKING:
     from jumpforward.engine.engine import Engine
+    from jumpforward.engine.handle import Handle
     from jumpforward.engine.pieces import TextPieces
+    from jumpforward.engine.request import GenerationRequest
     from jumpforward.engine.result import Result
 
 __version__ = "0.1.0"
@@ -49,9 +51,11 @@ __all__ = [
     "Engine",
     "EngineClosedError",
     "GenerationError",
+    "GenerationRequest",
     "Grammar",
     "GrammarError",
     "GrammarWarning",
+    "Handle",
     "JumpForwardError",
     "ModelError",
     "ModelNotFoundError",
@@ -76,6 +80,8 @@ __all__ = [
 
 _LATE = {
     "Engine": "jumpforward.engine.engine",
+    "GenerationRequest": "jumpforward.engine.request",
+    "Handle": "jumpforward.engine.handle",
     "TextPieces": "jumpforward.engine.pieces",
     "Result": "jumpforward.engine.result",
 }

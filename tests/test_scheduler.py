@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +73,7 @@ def test_groups_are_bounded_and_none_is_made_in_vain(lengths: list[int], max_pad
     passes = grouped(parts, max_padding)
     assert sorted(part for group in passes for part in group) == parts
     assert all(padding(group) <= max_padding for group in passes)
-    for group, following in zip(passes, passes[1:], strict=False):
+    for group, following in pairwise(passes):
         assert padding([*group, following[0]]) > max_padding
 
 

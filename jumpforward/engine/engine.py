@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -11,17 +12,20 @@ from jumpforward.decoding.boundary import Boundary
 from jumpforward.decoding.drafts import Drafter, ForcedText
 from jumpforward.decoding.policy import policy_named
 from jumpforward.decoding.sampling import SamplingOptions
+from jumpforward.engine.batch import run_batch
+from jumpforward.engine.handle import Handle
 from jumpforward.engine.limits import EngineLimits, Limits
 from jumpforward.engine.loop import Loop
 from jumpforward.engine.pieces import TextPieces, steps
 from jumpforward.engine.pretrained import load_pretrained
 from jumpforward.engine.prompt import Prompt, encode_prompt
-from jumpforward.engine.request import GenerationOptions, Request, SamplingArguments, stop_bytes
+from jumpforward.engine.request import GenerationOptions, GenerationRequest, Request, SamplingArguments, stop_bytes
 from jumpforward.engine.result import Result
 from jumpforward.engine.run import Run
 from jumpforward.engine.runner import Row, Runner
+from jumpforward.engine.serving import Serving
 from jumpforward.engine.task import Task
-from jumpforward.errors import OptionError, RollbackUnsupportedError
+from jumpforward.errors import JumpForwardError, OptionError, RollbackUnsupportedError
 from jumpforward.grammar.spec import Grammar
 from jumpforward.matching.compiler import Compiled, GrammarCompiler
 from jumpforward.stats import Counters
@@ -71,14 +75,13 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         self.max_draft = max_draft
-        self.vocabulary = Vocabulary.from_tokenizer(
-            tokenizer, width=self._runner.width, end_ids=_end_ids(model, tokenizer)
-        )
+        self.vocabulary = Vocabulary.from_tokenizer(tokenizer, width=self._runner.width, end_ids=self._end_ids())
         encoder = PlainEncoder(tokenizer, self.vocabulary)
         self._boundary = Boundary(encoder, StableBorders(tokenizer, self.vocabulary))
         self._drafters: tuple[Drafter, ...] = (ForcedText(self._boundary),)
         self._compiler = GrammarCompiler(self.vocabulary, automata=automata)
         self._tokenizer_lock = Lock()
+        self._serving = Serving(self._runner, self._compiler, self._limits)
 
     @classmethod
     def from_pretrained(
@@ -148,10 +151,92 @@ class Engine:
         """
         return TextPieces(*self._alone(prompt, grammar, options), streamer)
 
+    def generate_batch(
+        self,
+        requests: Iterable[GenerationRequest],
+        *,
+        batch_size: int | None = None,
+        progress: bool = False,
+        return_errors: bool = False,
+    ) -> list[Result | Exception]:
+        """Generate many outputs, several at a time; each is what it would be alone.
+
+        Args:
+            requests: for each the arguments of :meth:`generate`, as a dictionary.
+            batch_size: how many run at a time; by default the engine's.
+            progress: show a progress bar on standard error.
+            return_errors: return the exception of a request that fails in the place of its result.
+
+        Returns:
+            the results, in the order of the requests.
+
+        Raises:
+            BatchError: some requests failed, and the others have ended; its ``results`` are what ``return_errors``
+                would have returned.
+            TypeError: a request has an argument that ``generate`` does not take.
+        """
+        limits = self._limits if batch_size is None else replace(self._limits, batch_size=batch_size)
+        return run_batch(
+            self._serving.new_loop(limits),
+            [self._batch_task(request) for request in requests],
+            progress=progress,
+            return_errors=return_errors,
+        )
+
+    def submit(self, prompt: Prompt, grammar: Grammar, **options: Unpack[GenerationOptions]) -> Handle:
+        """Have an output generated in the background, together with others. Arguments are those of :meth:`generate`.
+
+        Blocks while ``max_waiting`` requests wait for a row of the cache.
+
+        Raises:
+            OptionError, PromptError, RollbackUnsupportedError: as :meth:`generate` does, at once.
+            EngineClosedError: the engine is closed.
+        """
+        return self._serving.submit(self._request(prompt, grammar, **options), self._new_run)
+
+    async def agenerate(self, prompt: Prompt, grammar: Grammar, **options: Unpack[GenerationOptions]) -> Result:
+        """Generate one output, as :meth:`submit` does. Where the wait is cancelled, so is the request."""
+        handle = await self._serving.submit_async(self._request(prompt, grammar, **options), self._new_run)
+        return await handle
+
+    async def astream(
+        self, prompt: Prompt, grammar: Grammar, **options: Unpack[GenerationOptions]
+    ) -> AsyncIterator[str]:
+        """Generate one output, as :meth:`submit` does, and give its text piece by piece.
+
+        Where the iterator is closed, the request is cancelled.
+        """
+        handle = await self._serving.submit_async(self._request(prompt, grammar, **options), self._new_run)
+        try:
+            async for piece in handle:
+                yield piece
+        finally:
+            handle.cancel()
+
+    def close(self) -> None:
+        """End what was submitted and has not ended, with EngineClosedError, and stop the engine's threads.
+
+        ``generate`` and ``stream`` go on working.
+        """
+        self._serving.close()
+
+    def __enter__(self) -> Engine:
+        """Return the engine, which the end of the block closes."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the engine."""
+        self.close()
+
     @property
     def compiler(self) -> GrammarCompiler:
         """What compiles grammars for this vocabulary. Calls do that by themselves, once for each grammar."""
         return self._compiler
+
+    def _end_ids(self) -> list[int]:
+        """Return every id that ends an output: those of the generation config, and the tokenizer's."""
+        own = self.tokenizer.eos_token_id
+        return self._runner.end_ids if own is None else [*self._runner.end_ids, own]
 
     def _alone(self, prompt: Prompt, grammar: Grammar, options: GenerationOptions) -> tuple[Task, Loop]:
         """Return a request and a loop of its own with nothing else in it, the grammar compiled."""
@@ -160,13 +245,23 @@ class Engine:
         counters.lap("prompt")
         compiled: Future[Compiled] = Future()
         compiled.set_result(self._compiler.compile(grammar))
-        task = Task(request, compiled, counters)
-        loop = Loop(self._runner, self._new_run, self._limits, num_rows=1)
+        task = Task(request, compiled, counters, self._new_run)
+        loop = Loop(self._runner, self._limits, num_rows=1)
         loop.add(task)
         loop.admit()
-        if task.outcome is not None:
+        if task.outcome is not None:  # what only the grammar tells, such as a budget too small for any output
             task.result()
         return task, loop
+
+    def _batch_task(self, arguments: GenerationRequest) -> Task | JumpForwardError:
+        """Return a request of a batch, or why it is none."""
+        counters = Counters()
+        try:
+            request = self._request(**arguments)
+        except JumpForwardError as error:
+            return error
+        counters.lap("prompt")
+        return Task(request, self._serving.compile(request.grammar), counters, self._new_run)
 
     def _request(
         self,
@@ -192,23 +287,15 @@ class Engine:
             ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
         return Request(ids, grammar, plan, options, max_new_tokens, stop_bytes(stop), logprobs, ensure_complete)
 
-    def _new_run(self, task: Task, row: Row) -> Run:
-        """Return the run of a request whose grammar is compiled."""
-        drafts = task.request.policy.drafts and self._runner.no_rollback_reason is None
+    def _new_run(self, request: Request, compiled: Compiled, counters: Counters, row: Row) -> Run:
+        drafts = request.policy.drafts and self._runner.no_rollback_reason is None
         return Run(
-            task.request,
-            task.compiled.result(),
+            request,
+            compiled,
             self._runner,
             self._boundary,
             self._drafters if drafts else (),
-            task.counters,
+            counters,
             row,
             max_draft=self.max_draft,
         )
-
-
-def _end_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return every id that ends an output: those of the generation config, and the tokenizer's."""
-    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ends = [configured] if isinstance(configured, int) else list(configured or [])
-    return ends if tokenizer.eos_token_id is None else [*ends, tokenizer.eos_token_id]

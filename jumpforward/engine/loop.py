@@ -7,7 +7,7 @@ it, save that a pass without room in memory is made again with half the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager
 
@@ -34,7 +34,6 @@ class Loop:
     def __init__(
         self,
         runner: Runner,
-        make_run: Callable[[Task, Row], Run],
         limits: Limits,
         *,
         num_rows: int,
@@ -42,7 +41,6 @@ class Loop:
     ) -> None:
         """Make an idle loop. Models that need a cache of their own kind get one row, whatever ``num_rows`` says."""
         self._runner = runner
-        self._make_run = make_run
         self._prefixes = prefixes if prefixes is not None and prefixes.is_enabled else None
         self._limits = limits
         max_bytes, own_row = limits.max_cache_bytes, runner.no_rollback_reason is not None
@@ -95,9 +93,14 @@ class Loop:
             most,
         )
 
+    @property
+    def is_waiting_for_grammars(self) -> bool:
+        """Whether a step would do nothing until a grammar is compiled."""
+        return bool(self._unready) and len(self._unready) == len(self._tasks)
+
     def wait(self) -> None:
-        """Wait for a grammar if a step could do nothing else."""
-        if self._unready and len(self._unready) == len(self._tasks):
+        """Wait for a grammar if a step would do nothing else."""
+        if self.is_waiting_for_grammars:
             wait([task.compiled for task in self._unready.values()], return_when=FIRST_COMPLETED)
 
     @torch.inference_mode()
@@ -114,7 +117,7 @@ class Loop:
         """Drop what was cancelled, and give free rows to requests that are ready: how a step begins."""
         for key, task in list(self._tasks.items()):
             if task.is_cancelled:
-                self._leave(key)
+                self._leave(key).changed()
         self._find_ready()
         for key, row in self._scheduler.admit():
             with self._fault_of(key):
@@ -133,14 +136,12 @@ class Loop:
     def _start(self, key: int, index: int) -> None:
         task = self._tasks[key]
         task.counters.lap("wait")
-        task.is_admitted = True
         if isinstance(self._cache, KVCache):
             self._cache.clear(index)
             row = Row(self._cache, index)
         else:
             row = Row(self._runner.new_cache())
-        task.run = self._make_run(task, row)
-        self._running[key] = task, task.run
+        self._running[key] = task, task.start(row)
         task.changed()
 
     def _wants(self) -> dict[int, Want]:

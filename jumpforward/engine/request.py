@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from jumpforward.decoding.policy import Policy
 from jumpforward.decoding.sampling import SamplingOptions
+from jumpforward.engine.prompt import Prompt
 from jumpforward.errors import OptionError
 from jumpforward.grammar.spec import Grammar
 
@@ -44,6 +45,13 @@ class GenerationOptions(SamplingArguments, total=False):
     stop: str | Sequence[str] | None
     ensure_complete: bool
     logprobs: bool
+
+
+class GenerationRequest(GenerationOptions):
+    """One request of :meth:`jumpforward.Engine.generate_batch`: the arguments of one call of ``generate``."""
+
+    prompt: Prompt
+    grammar: Grammar
 
 
 @dataclass(frozen=True, eq=False)

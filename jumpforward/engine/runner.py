@@ -120,6 +120,12 @@ class Runner:
             raise RollbackUnsupportedError(f"only one row at a time: {self.no_rollback_reason}")
         return NativeCache(self.no_rollback_reason)
 
+    @property
+    def end_ids(self) -> list[int]:
+        """The ids that end an output by the model's generation config."""
+        configured = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        return [configured] if isinstance(configured, int) else list(configured or [])
+
     def takes_chunk(self, length: int) -> bool:
         """Return whether several tokens can be fed behind ``length`` cached ones; a recurrent state may take one."""
         return self._takes_chunks or length == 0

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from jumpforward.engine.request import Request
 from jumpforward.engine.result import Result
 from jumpforward.engine.run import Run
+from jumpforward.engine.runner import Row
 from jumpforward.engine.sequence import Sequence
 from jumpforward.matching.compiler import Compiled
 from jumpforward.stats import Counters
+
+NewRun = Callable[[Request, Compiled, Counters, Row], Run]
 
 
 class Task:
@@ -25,14 +29,21 @@ class Task:
         is_admitted: whether it no longer waits: it has a row, or has ended.
     """
 
-    def __init__(self, request: Request, compiled: Future[Compiled], counters: Counters) -> None:
+    def __init__(self, request: Request, compiled: Future[Compiled], counters: Counters, new_run: NewRun) -> None:
         self.request = request
         self.compiled = compiled
         self.counters = counters
+        self._new_run = new_run
         self.run: Run | None = None
         self.outcome: Result | Exception | None = None
         self.is_cancelled = False
         self.is_admitted = False
+
+    def start(self, row: Row) -> Run:
+        """Make the run, in an empty row; the grammar is compiled."""
+        self.is_admitted = True
+        self.run = self._new_run(self.request, self.compiled.result(), self.counters, row)
+        return self.run
 
     @property
     def sequence(self) -> Sequence:
