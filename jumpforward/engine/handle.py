@@ -127,15 +127,18 @@ class ServedTask(Task):
             self._admitted()
             self._admitted = None
         self._pass_on_text()
-        if self.is_cancelled or isinstance(self.outcome, Exception):
-            error = self.outcome if isinstance(self.outcome, Exception) else CancelledError()
-            self.last_link.set_exception(error)
-            if self.future.set_running_or_notify_cancel():
-                self.future.set_exception(error)
-        elif self.outcome is not None:
+        outcome = self.outcome
+        if outcome is None:
+            return
+        is_told = self.future.set_running_or_notify_cancel()
+        if isinstance(outcome, Result):
             self.last_link.set_result(None)
-            if self.future.set_running_or_notify_cancel():
-                self.future.set_result(self.outcome)
+            if is_told:
+                self.future.set_result(outcome)
+        else:
+            self.last_link.set_exception(outcome)
+            if is_told:
+                self.future.set_exception(outcome)
 
     def _pass_on_text(self) -> None:
         if self.run is None:

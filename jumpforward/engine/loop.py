@@ -8,7 +8,7 @@ it, save that a pass without room in memory is made again with half the tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, wait
 from contextlib import contextmanager
 
 import torch
@@ -117,7 +117,7 @@ class Loop:
         """Drop what was cancelled, and give free rows to requests that are ready: how a step begins."""
         for key, task in list(self._tasks.items()):
             if task.is_cancelled:
-                self._leave(key).changed()
+                self._end(key, CancelledError())
         self._find_ready()
         for key, row in self._scheduler.admit():
             with self._fault_of(key):
@@ -228,20 +228,13 @@ class Loop:
             self._end(key, error)
 
     def _end(self, key: int, outcome: Result | Exception) -> None:
-        task = self._leave(key)
-        task.outcome = outcome
-        task.changed()
-
-    def _leave(self, key: int) -> Task:
-        """Forget a task, and free its row."""
+        """Forget a task, free its row, and tell it."""
         self._scheduler.leave(key)
         self._unready.pop(key, None)
         _, run = self._running.pop(key, (None, None))
         if run is not None and isinstance(run.row.cache, KVCache):
             run.row.crop(0)
-        task = self._tasks.pop(key)
-        task.is_admitted = True
-        return task
+        self._tasks.pop(key).end(outcome)
 
 
 def is_out_of_memory(error: Exception) -> bool:

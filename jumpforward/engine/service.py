@@ -140,9 +140,7 @@ class Service:
             self._thread = None
         for task in tasks:
             if task.outcome is None:
-                task.is_admitted = True
-                task.outcome = error if isinstance(error, Exception) else RuntimeError(f"{error!r} in the loop")
-                task.changed()
+                task.end(error if isinstance(error, Exception) else RuntimeError(f"{error!r} in the loop"))
 
 
 def closed_error() -> EngineClosedError:

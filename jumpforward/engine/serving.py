@@ -30,6 +30,7 @@ class Serving:
     def __init__(self, runner: Runner, compiler: GrammarCompiler, limits: Limits) -> None:
         self.prefixes = PrefixCache(limits.prefix_cache_bytes, runner.bytes_per_token)
         self._runner = runner
+        self._is_closed = False
         self._compilers = CompilerPool(compiler, _COMPILER_THREADS)
         self._service = Service(lambda: self.new_loop(limits), limits.max_waiting)
 
@@ -43,10 +44,9 @@ class Serving:
         Raises:
             EngineClosedError: the engine is closed.
         """
-        try:
-            return self._compilers.start(grammar)
-        except RuntimeError as error:
-            raise closed_error() from error
+        if self._is_closed:
+            raise closed_error()
+        return self._compilers.start(grammar)
 
     def submit(self, request: Request, new_run: NewRun) -> Handle:
         """Run a request in the background; block while too many wait."""
@@ -92,5 +92,6 @@ class Serving:
 
     def close(self) -> None:
         """End what is in the background, and stop the threads."""
+        self._is_closed = True
         self._service.close()
         self._compilers.close()

@@ -24,7 +24,7 @@ class Task:
         compiled: its grammar, which may be on its way.
         counters: its account.
         run: its state, from when it has a row.
-        outcome: its result, or what ended it; None while it goes on.
+        outcome: its result, or the exception that ended it; None while it goes on.
         is_cancelled: set this, from any thread, to have the next step drop it.
         is_admitted: whether it no longer waits: it has a row, or has ended.
     """
@@ -44,6 +44,12 @@ class Task:
         self.is_admitted = True
         self.run = self._new_run(self.request, self.compiled.result(), self.counters, row)
         return self.run
+
+    def end(self, outcome: Result | Exception) -> None:
+        """Take what has become of it."""
+        self.is_admitted = True
+        self.outcome = outcome
+        self.changed()
 
     @property
     def sequence(self) -> Sequence:

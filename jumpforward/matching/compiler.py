@@ -54,6 +54,14 @@ class GrammarCompiler:
         automaton = self.automaton(grammar)
         return self.pushdown(grammar) if isinstance(automaton, str) else automaton
 
+    def known(self, grammar: Grammar) -> Compiled | None:
+        """Return the compiled grammar where it has been compiled before; None else, without waiting."""
+        automaton = self._indexes.known(grammar) if self._automata else ""
+        if isinstance(automaton, tuple):
+            return CompiledAutomaton(grammar, self.vocabulary, *automaton)
+        tokens = self._tokens.known(grammar) if automaton is not None else None
+        return None if tokens is None else CompiledGrammar(grammar, self.vocabulary, tokens)
+
     def automaton(self, grammar: Grammar) -> CompiledAutomaton | str:
         """Return the grammar as an automaton with a token index, or why it is none."""
         if not self._automata:
@@ -84,6 +92,11 @@ class _Once(Generic[T]):
             self._fill(future, grammar)
         return future.result()
 
+    def known(self, grammar: Grammar) -> T | None:
+        with self._lock:
+            future = self._made.get(grammar)
+        return future.result() if future is not None and future.done() and not future.exception() else None
+
     def _fill(self, future: Future[T], grammar: Grammar) -> None:
         try:
             future.set_result(self._make(grammar))
@@ -103,11 +116,18 @@ class CompilerPool:
         self._lock = Lock()
 
     def start(self, grammar: Grammar) -> Future[Compiled]:
-        """Return the compiled grammar, as soon as a thread has made it. The future is shared: do not cancel it.
+        """Return the compiled grammar, as soon as a thread has made it; at once if it was compiled before.
+
+        The future is shared: do not cancel it.
 
         Raises:
             RuntimeError: the pool is closed.
         """
+        known = self._compiler.known(grammar)
+        if known is not None:
+            done: Future[Compiled] = Future()
+            done.set_result(known)
+            return done
         with self._lock:
             future = self._under_way.get(grammar)
             if future is None:
