@@ -13,6 +13,7 @@ from helpers import LegalGuesses, random_script, scripted_engine, tiny_engine
 from test_many import GRAMMARS, PIECES, PROMPTS, REQUESTS, SHARED, alone, check_account, check_same, engine_of, task_of
 
 import jumpforward as jf
+from jumpforward.engine import passes
 from jumpforward.engine.limits import Limits
 from jumpforward.engine.loop import Loop
 from jumpforward.engine.prefixes import MIN_TOKENS, PrefixCache
@@ -46,12 +47,31 @@ OUT_OF_MEMORY = [
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
 def test_without_room_a_pass_is_made_again_with_fewer_tokens(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     engine = engine_of("llama")
+    expected = [alone("llama", number) for number in range(len(REQUESTS))]
     sizes = failing_passes(engine, monkeypatch, lambda ids: error if ids.numel() > 30 else None)
-    for number, result in enumerate(engine.generate_batch(REQUESTS)):
-        check_same(result, alone("llama", number))
+    for result, other in zip(engine.generate_batch(REQUESTS), expected, strict=True):
+        check_same(result, other)
     assert max(sizes) > 30
     num_failed = sum(size > 30 for size in sizes)
     assert 0 < num_failed < 30  # it is not tried again and again
+
+
+def test_without_room_to_choose_the_pass_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("llama")
+    expected = [alone("llama", number) for number in range(len(REQUESTS))]
+    choose, num_failed = passes.choose_tokens, 0
+
+    def failing(logits: Any, *arguments: Any) -> Any:
+        nonlocal num_failed
+        if len(logits) > 5:
+            num_failed += 1
+            raise OUT_OF_MEMORY[0]
+        return choose(logits, *arguments)
+
+    monkeypatch.setattr(passes, "choose_tokens", failing)
+    for result, other in zip(engine.generate_batch(REQUESTS), expected, strict=True):
+        check_same(result, other)
+    assert num_failed
 
 
 def test_without_room_for_one_token_the_request_fails_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

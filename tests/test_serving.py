@@ -259,7 +259,7 @@ def test_closing_ends_every_request_and_is_final() -> None:
         with pytest.raises(jf.EngineClosedError, match="was closed"):
             handle.result(PATIENCE_S)
         with pytest.raises(jf.EngineClosedError):
-            next(handle)
+            list(handle)
     engine.close()
     with pytest.raises(jf.EngineClosedError):
         engine.submit("a", LONG)

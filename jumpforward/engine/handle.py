@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from jumpforward.engine.request import Request
@@ -113,13 +115,14 @@ class ServedTask(Task):
         self._wake = wake
         self._admitted: Callable[[], None] | None = admitted
         self._text: TextStream | None = None
-        self.future.add_done_callback(self._future_done)
+        # A future keeps its callbacks: one that held the task would hold its run, and the model, in a cycle.
+        self.future.add_done_callback(partial(_notice_cancelling, weakref.ref(self)))
         compiled.add_done_callback(lambda _: wake())
 
-    def _future_done(self, future: Future[Result]) -> None:
-        if future.cancelled():
-            self.is_cancelled = True
-            self._wake()
+    def cancel(self) -> None:
+        """Have the loop drop the task."""
+        self.is_cancelled = True
+        self._wake()
 
     def changed(self) -> None:
         """Pass on new text, and the end."""
@@ -148,3 +151,9 @@ class ServedTask(Task):
         if piece := self._text.new_text():
             link, self.last_link = self.last_link, Future()
             link.set_result((piece, self.last_link))
+
+
+def _notice_cancelling(reference: weakref.ref[ServedTask], future: Future[Result]) -> None:
+    task = reference()
+    if task is not None and future.cancelled():
+        task.cancel()

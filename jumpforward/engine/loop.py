@@ -108,7 +108,7 @@ class Loop:
         """Go on by one step. It is short if no request is ready."""
         self.admit()
         for parts in self._scheduler.plan(self._wants()):
-            if not self._pass([part for part in parts if part.key in self._running]):
+            if not self._pass(parts):
                 break  # the rest of the plan was for another budget
         else:
             self._recover()
