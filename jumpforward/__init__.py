@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from jumpforward.errors import (
     BadLogitsError,
+    BatchError,
     EmptyMaskError,
+    EngineClosedError,
     GenerationError,
     GrammarError,
     GrammarWarning,
@@ -23,7 +25,9 @@ from jumpforward.errors import (
     ModelError,
     ModelNotFoundError,
     OptionError,
+    OutOfMemoryError,
     PromptError,
+    RequestTooLongError,
     RollbackUnsupportedError,
     TokenizerError,
     TokenRejectedError,
@@ -32,25 +36,34 @@ from jumpforward.grammar.spec import Grammar, choice, ebnf, json_schema, lark, r
 from jumpforward.stats import Provenance, Stats
 
 if TYPE_CHECKING:
-    from jumpforward.engine.engine import Engine, TextPieces
+    from jumpforward.engine.engine import Engine
+    from jumpforward.engine.handle import Handle
+    from jumpforward.engine.pieces import TextPieces
+    from jumpforward.engine.request import GenerationRequest
     from jumpforward.engine.result import Result
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadLogitsError",
+    "BatchError",
     "EmptyMaskError",
     "Engine",
+    "EngineClosedError",
     "GenerationError",
+    "GenerationRequest",
     "Grammar",
     "GrammarError",
     "GrammarWarning",
+    "Handle",
     "JumpForwardError",
     "ModelError",
     "ModelNotFoundError",
     "OptionError",
+    "OutOfMemoryError",
     "PromptError",
     "Provenance",
+    "RequestTooLongError",
     "Result",
     "RollbackUnsupportedError",
     "Stats",
@@ -67,7 +80,9 @@ __all__ = [
 
 _LATE = {
     "Engine": "jumpforward.engine.engine",
-    "TextPieces": "jumpforward.engine.engine",
+    "GenerationRequest": "jumpforward.engine.request",
+    "Handle": "jumpforward.engine.handle",
+    "TextPieces": "jumpforward.engine.pieces",
     "Result": "jumpforward.engine.result",
 }
 

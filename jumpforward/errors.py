@@ -8,10 +8,14 @@
     ├── ModelError                    the model cannot be used (also a ValueError)
     │   ├── ModelNotFoundError        no such model, here or on the hub
     │   └── RollbackUnsupportedError  the model's cache cannot be cropped, and the policy needs that
+    ├── RequestTooLongError           prompt and output never fit into the engine's cache (also a ValueError)
+    ├── EngineClosedError             the engine was closed before the request had ended (also a RuntimeError)
+    ├── BatchError                    some requests of a batch failed (also a RuntimeError)
     └── GenerationError               something failed while tokens were being made (also a RuntimeError)
         ├── EmptyMaskError            the grammar permits no token of the vocabulary
         ├── BadLogitsError            the model's logits permit no legal token (NaN, or all -inf)
-        └── TokenRejectedError        the matcher refused a token that its own mask permits
+        ├── TokenRejectedError        the matcher refused a token that its own mask permits
+        └── OutOfMemoryError          a forward pass has no room, however small it is made
 
 The message says what was expected, what came, and what to do; the data is on the exception as
 attributes. Mistakes in a call's arguments are also ``ValueError``, so that generic code catches them.
@@ -21,9 +25,14 @@ One warning, :class:`GrammarWarning`, marks a schema whose grammar is wider than
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 __all__ = [
     "BadLogitsError",
+    "BatchError",
     "EmptyMaskError",
+    "EngineClosedError",
     "GenerationError",
     "GrammarError",
     "GrammarWarning",
@@ -31,7 +40,9 @@ __all__ = [
     "ModelError",
     "ModelNotFoundError",
     "OptionError",
+    "OutOfMemoryError",
     "PromptError",
+    "RequestTooLongError",
     "RollbackUnsupportedError",
     "TokenRejectedError",
     "TokenizerError",
@@ -83,6 +94,30 @@ class RollbackUnsupportedError(ModelError):
     """The policy verifies drafts, which needs a cache that can be cropped, and this model has none."""
 
 
+class RequestTooLongError(JumpForwardError, ValueError):
+    """Prompt and output never fit into the engine's cache: ``num_tokens`` came, ``max_tokens`` fit."""
+
+    def __init__(self, message: str, num_tokens: int, max_tokens: int) -> None:
+        super().__init__(message)
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
+
+
+class EngineClosedError(JumpForwardError, RuntimeError):
+    """The engine was closed before the request had ended, or before it came."""
+
+
+class BatchError(JumpForwardError, RuntimeError):
+    """Some requests of a batch failed.
+
+    ``results`` holds, for each request of the batch, its :class:`~jumpforward.Result` or the exception that ended it.
+    """
+
+    def __init__(self, message: str, results: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.results = list(results)
+
+
 class GenerationError(JumpForwardError, RuntimeError):
     """Something failed while tokens were being made. ``text`` is the output up to there."""
 
@@ -108,6 +143,10 @@ class BadLogitsError(GenerationError):
 
 class TokenRejectedError(GenerationError):
     """The matcher refused a token that its mask permits: a bug in the grammar engine or here."""
+
+
+class OutOfMemoryError(GenerationError):
+    """A forward pass has no room in memory, also with a single token of a single request in it."""
 
 
 class GrammarWarning(UserWarning):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+_TIMED = ("model", "mask", "boundary", "choice", "compile", "wait")
 
 
 class Provenance(StrEnum):
@@ -30,8 +33,12 @@ class Stats(BaseModel):
     """The account of one request.
 
     ``num_sampled + num_forced + num_drafted + num_retokenized + num_healed == num_output_tokens``,
-    ``num_drafted + num_rejected == num_proposed``, and the chunks' tokens are those in the cache at the end, which are
-    the sequence's but for its last ones, and ``num_cropped``.
+    ``num_drafted + num_rejected == num_proposed``, and the chunks' tokens and ``num_reused_tokens`` together are those
+    in the cache at the end, which are the sequence's but for its last ones, and ``num_cropped``.
+
+    Where several requests share a pass, it counts in the account of each, with that request's own tokens, without
+    padding, and with the whole of its duration: an account says what a request took and waited for. Sums over requests
+    are therefore more than what the model did.
 
     Attributes:
         policy: the policy that ran.
@@ -51,9 +58,12 @@ class Stats(BaseModel):
         num_rejected: of these, not kept: a token that the model would not have chosen, and those behind it.
         num_cropped: tokens that were fed and then taken out of the cache again: those rejected, those that were certain
             behind them.
-        num_forward_passes: calls of the model, the prompt's included.
-        chunk_lengths: how many passes fed how many tokens, as {length: passes}; the prompt's pass is one of them.
-        compile_s: seconds spent compiling the grammar; near 0 when it was compiled before.
+        num_reused_tokens: tokens of the prompt that were not fed but copied from another request's.
+        num_forward_passes: calls of the model in which the request had a part, the prompt's included.
+        chunk_lengths: how many passes fed how many tokens, as {length: passes}; the prompt's pass is one of them, or
+            several where it was cut.
+        compile_s: seconds until the grammar was compiled; near 0 when it was compiled before.
+        wait_s: seconds that the request then waited for a row of the cache.
         model_s: seconds inside the model's forward.
         mask_s: seconds spent filling masks and walking the matcher along drafts.
         boundary_s: seconds spent finding forced text and its tokens.
@@ -77,9 +87,11 @@ class Stats(BaseModel):
     num_proposed: int
     num_rejected: int
     num_cropped: int
+    num_reused_tokens: int
     num_forward_passes: int
     chunk_lengths: dict[int, int]
     compile_s: float
+    wait_s: float
     model_s: float
     mask_s: float
     boundary_s: float
@@ -100,8 +112,8 @@ class Stats(BaseModel):
 
     @property
     def overhead_s(self) -> float:
-        """Seconds outside the model's forward, compiling left aside."""
-        return self.total_s - self.model_s - self.compile_s
+        """Seconds outside the model's forward, compiling and waiting left aside."""
+        return self.total_s - self.model_s - self.compile_s - self.wait_s
 
     def table(self) -> Table:
         """Return the account as a table for a terminal."""
@@ -131,13 +143,14 @@ class Stats(BaseModel):
             yield f"  {name}", f"{count} ({100 * count / total:.0f} %)"
         if self.num_seams is not None:
             yield "not canonical", f"{self.num_seams} seams ({self.num_seams_forced} by forcing)"
+        yield "prompt tokens reused", str(self.num_reused_tokens)
         yield "draft tokens rejected", f"{self.num_rejected} of {self.num_proposed}"
         yield (
             "chunk lengths",
             "  ".join(f"{length}×{count}" for length, count in sorted(self.chunk_lengths.items())),
         )
         yield "seconds", f"{self.total_s:.3f}"
-        for name in ("model", "mask", "boundary", "choice", "compile"):
+        for name in _TIMED:
             yield f"  {name}", f"{getattr(self, f'{name}_s'):.3f}"
 
     def __str__(self) -> str:
@@ -155,9 +168,11 @@ class Counters:
     num_withheld: int = 0
     num_seams_sampled: int | None = None
     num_seams_forced: int | None = None
+    num_reused_tokens: int = 0
     chunk_lengths: Counter[int] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     started_s: float = field(default_factory=time.perf_counter)
+    _lap_s: float | None = None
     _nested_s: float = 0.0
 
     @contextmanager
@@ -172,10 +187,16 @@ class Counters:
             self.seconds[what] += elapsed_s - self._nested_s
             self._nested_s = outer_nested_s + elapsed_s
 
+    def lap(self, what: str) -> None:
+        """Add the time since the last lap, or since the start, to the seconds of ``what``."""
+        now = time.perf_counter()
+        self.seconds[what] += now - (self.started_s if self._lap_s is None else self._lap_s)
+        self._lap_s = now
+
     def close(self, policy: str, num_prompt_tokens: int, provenance: list[Provenance]) -> Stats:
         """Return the account of a request that ends now."""
         kinds = Counter(provenance)
-        seconds = {f"{name}_s": self.seconds[name] for name in ("compile", "model", "mask", "boundary", "choice")}
+        seconds = {f"{name}_s": self.seconds[name] for name in _TIMED}
         return Stats(
             policy=policy,
             num_prompt_tokens=num_prompt_tokens,
@@ -191,8 +212,18 @@ class Counters:
             num_proposed=self.num_proposed,
             num_rejected=self.num_rejected,
             num_cropped=self.num_cropped,
+            num_reused_tokens=self.num_reused_tokens,
             num_forward_passes=sum(self.chunk_lengths.values()),
             chunk_lengths=dict(self.chunk_lengths),
             total_s=time.perf_counter() - self.started_s,
             **seconds,
         )
+
+
+@contextmanager
+def timed_together(accounts: Sequence[Counters], what: str) -> Iterator[None]:
+    """Add the block's whole duration to the seconds of ``what`` in each account."""
+    with ExitStack() as stack:
+        for counters in accounts:
+            stack.enter_context(counters.timed(what))
+        yield

@@ -25,8 +25,13 @@ from transformers import (
 
 import jumpforward as jf
 from jumpforward.decoding.drafts import DraftView
-from jumpforward.engine.runner import Runner
+from jumpforward.decoding.policy import policy_named
+from jumpforward.engine.passes import ask
+from jumpforward.engine.request import Request
+from jumpforward.engine.run import Run
+from jumpforward.engine.runner import Row, Runner
 from jumpforward.grammar.bytewise import np_bits
+from jumpforward.stats import Counters
 from jumpforward.testing import ScriptedModel, toy_tokenizer
 
 SIZES: dict[str, Any] = {
@@ -67,6 +72,24 @@ def scripted_engine(
     engine = jf.Engine(model, tokenizer, **options)
     model.calls.clear()
     return engine
+
+
+def start(engine: jf.Engine, grammar: jf.Grammar, policy: str, **options: Any) -> Run:
+    """Return a run in a cache of its own, for :func:`step`."""
+    request = Request((0,), grammar, policy_named(policy), **options)
+    drafters = engine._drafters if request.policy.drafts else ()
+    compiled = engine.compiler.compile(grammar)
+    row = Row(engine._runner.new_cache())
+    return Run(
+        request, compiled, engine._runner, engine._boundary, drafters, Counters(), row, max_draft=engine.max_draft
+    )
+
+
+def step(engine: jf.Engine, run: Run) -> None:
+    """Make at least one token with at most one pass, as a loop with nothing else in it does."""
+    if num_tokens := run.prepare():
+        ((piece, chosen, logprobs),) = ask(engine._runner, [run], [num_tokens])
+        run.take(piece, chosen, logprobs)
 
 
 def favouring(text: str, tokenizer: Any, *, padding: int = 0) -> Callable[[Sequence[int]], np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 import pydantic
 import pytest
 import torch
-from helpers import LegalGuesses, favouring, fresh_logits, random_script, scripted_engine, tiny_engine
+from helpers import LegalGuesses, favouring, fresh_logits, random_script, scripted_engine, start, step, tiny_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import grammars, languages
@@ -19,24 +19,15 @@ from transformers.generation.streamers import BaseStreamer
 
 import jumpforward as jf
 from jumpforward.decoding.drafts import DraftView
-from jumpforward.decoding.policy import POLICIES, policy_named
+from jumpforward.decoding.policy import POLICIES
 from jumpforward.decoding.sampling import SamplingOptions
-from jumpforward.engine.request import Request
 from jumpforward.engine.run import Run
-from jumpforward.stats import Counters, Provenance
+from jumpforward.stats import Provenance
 from jumpforward.testing import END, ScriptedModel, toy_tokenizer
 
 PIECES = ['{"', '":', ' "', '",', "ab", "abc", "true", "霍", ": ", ", ", "10"]
 POLICY_NAMES = sorted(POLICIES)
 RECORD = {"type": "object", "properties": {"ab": {"type": "boolean"}}, "required": ["ab"]}
-
-
-def start(engine: jf.Engine, grammar: jf.Grammar, policy: str, **options: Any) -> Run:
-    """Return a run that the test steps by hand."""
-    request = Request((0,), grammar, policy_named(policy), **options)
-    drafters = engine._drafters if request.policy.drafts else ()
-    compiled = engine.compiler.compile(grammar)
-    return Run(request, compiled, engine._runner, engine._boundary, drafters, Counters(), max_draft=engine.max_draft)
 
 
 @given(
@@ -58,9 +49,9 @@ def test_laws_9_and_14_counts_conserve_and_the_limit_holds(
         num_final = run.sequence.num_final
         before = run.sequence.output_ids[:num_final], run.sequence.provenance[:num_final], bytes(run.sequence.data)
         num_before = len(run.sequence.output_ids)
-        run.step()
+        step(engine, run)
         # Case 36: what is cached is a beginning of the sequence, and something is left to feed.
-        (cached,) = run._cache.lengths
+        cached = run.row.length
         assert cached <= len(run.sequence) - 1
         # Case 14: what was made is never rewritten, unless it was marked so, and every step makes something.
         ids, provenance, data = before
@@ -80,7 +71,7 @@ def test_laws_9_and_14_counts_conserve_and_the_limit_holds(
     assert sorted(map(len, fed)) == sorted(
         length for length, count in stats.chunk_lengths.items() for _ in range(count)
     )
-    assert sum(map(len, fed)) == run._cache.lengths[0] + stats.num_cropped
+    assert sum(map(len, fed)) == run.row.length + stats.num_cropped
     assert (result.finish_reason == "length") <= (len(result.token_ids) == limit)
     assert max(lengths) <= stats.num_prompt_tokens + limit - 1  # nothing is asked behind the last possible token
     assert result.complete == grammar.accepts(engine.vocabulary.text_bytes(result.token_ids))
@@ -253,26 +244,26 @@ def test_law_11_an_error_leaves_the_sequence_as_the_last_token_left_it() -> None
     engine = scripted_engine(PIECES, script=script)
     run = start(engine, jf.regex("[ab]{20}"), "exact")
     with pytest.raises(jf.BadLogitsError):
-        list(iter(run.step, False))  # step until it raises
+        list(iter(lambda: step(engine, run), False))  # step until it raises
     ids, data = list(run.sequence.output_ids), bytes(run.sequence.data)
-    (cached,) = run._cache.lengths
+    cached = run.row.length
     assert cached == len(run.sequence) - 1
     assert engine.vocabulary.text_bytes(ids) == data
     fresh = engine.compiler.compile(jf.regex("[ab]{20}")).matcher()
     assert all(fresh.consume(token) for token in ids)
     assert fresh.forced_bytes() == run.matcher.forced_bytes()
     with pytest.raises(jf.BadLogitsError):  # and again, from the same place
-        run.step()
+        step(engine, run)
     assert run.sequence.output_ids == ids
 
 
-def finished(run: Run, errors: type[Exception] | tuple[()] = ()) -> jf.Result:
+def finished(engine: jf.Engine, run: Run, errors: type[Exception] | tuple[()] = ()) -> jf.Result:
     """Step a run to its end, past errors."""
     while not run.is_finished:
         try:
-            run.step()
+            step(engine, run)
         except errors:
-            (cached,) = run._cache.lengths
+            cached = run.row.length
             assert cached <= len(run.sequence) - 1
             assert run._vocabulary.text_bytes(run.sequence.output_ids) == bytes(run.sequence.data)
     return run.result()
@@ -282,8 +273,9 @@ def finished(run: Run, errors: type[Exception] | tuple[()] = ()) -> jf.Result:
 @pytest.mark.parametrize("num_good", range(2))
 def test_law_11_a_pass_that_fails_can_be_made_again(policy: str, num_good: int) -> None:
     grammar = jf.json_schema(RECORD | {"properties": {"ab": {"type": "boolean"}, "b": {"type": "boolean"}}})
-    undisturbed = finished(start(scripted_engine(PIECES), grammar, policy))
     engine = scripted_engine(PIECES)
+    undisturbed = finished(engine, start(engine, grammar, policy))
+    engine.model.calls.clear()
     script = engine.model.script
     asked = []
 
@@ -294,7 +286,7 @@ def test_law_11_a_pass_that_fails_can_be_made_again(policy: str, num_good: int) 
         return script(ids)
 
     engine.model.script = failing
-    result = finished(start(engine, grammar, policy), MemoryError)
+    result = finished(engine, start(engine, grammar, policy), MemoryError)
     assert len(asked) > num_good
     assert (result.token_ids, result.provenance) == (undisturbed.token_ids, undisturbed.provenance)
     assert result.stats.num_forward_passes == undisturbed.stats.num_forward_passes
@@ -322,15 +314,15 @@ class FailsBehindItsDraft:
 def test_law_11_a_drafter_that_raises_leaves_no_trace(policy: str, automata: bool) -> None:
     grammar = jf.regex("[ab]{12}")
     engine = scripted_engine(PIECES, automata=automata)
-    undisturbed = finished(start(engine, grammar, policy))
+    undisturbed = finished(engine, start(engine, grammar, policy))
     engine._drafters = (FailsBehindItsDraft(undisturbed.token_ids),)
     run = start(engine, grammar, policy)
     with pytest.raises(LookupError):
-        run.step()
+        step(engine, run)
     assert run.sequence.output_ids == []
     with pytest.raises(ValueError, match="cannot undo"):  # the matcher stands at the start
         run.matcher.rollback(1)
-    assert finished(run, LookupError).token_ids == undisturbed.token_ids
+    assert finished(engine, run, LookupError).token_ids == undisturbed.token_ids
 
 
 @given(text=st.text(st.sampled_from("<end>a霍 "), min_size=1, max_size=12), policy=st.sampled_from(POLICY_NAMES))
@@ -482,13 +474,13 @@ def test_cases_38_and_40_interleaved_requests_are_as_alone(policy: str) -> None:
     for option in options:
         run = start(engine, grammar, policy, **option)
         while not run.is_finished:
-            run.step()
+            step(engine, run)
         alone.append(run.result().token_ids)
     runs = [start(engine, grammar, policy, **option) for option in options]
     while not all(run.is_finished for run in runs):
         for run in runs:
             if not run.is_finished:
-                run.step()
+                step(engine, run)
     assert [run.result().token_ids for run in runs] == alone
 
 

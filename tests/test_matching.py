@@ -268,7 +268,7 @@ def test_the_compiler_lets_grammars_go():
     del matcher
     gc.collect()
     assert gone() is None
-    assert len(compiler._tokens) == 0
+    assert len(compiler._tokens._made) == 0
 
 
 @given(grammars, pieces, st.data())

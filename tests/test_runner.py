@@ -47,7 +47,7 @@ def test_what_a_model_is_called_with() -> None:
     assert all("past_key_values" not in call for call in calls)
     assert first["attention_mask"] is None  # the plain causal mask, which kernels do on their own
     assert first["logits_to_keep"].tolist() == [0, 2]
-    assert second["position_ids"].tolist() == [[3, 4], [3, 4]]
+    assert second["position_ids"].tolist() == [[3, 4], [3, 3]]  # padding repeats a position
     assert third["position_ids"].tolist() == [[3], [4]]
     assert third["attention_mask"].tolist() == [[[[True] * 4 + [False]]], [[[True] * 5]]]
 
@@ -160,7 +160,8 @@ def test_case_49_a_recurrent_model_runs_without_drafts_and_says_why_not_exact() 
         engine._runner.new_cache(2)
     ids = [1, 5, 9, 2, 7, 7, 3]
     engine._runner.forward(cache, [ids[:3]], [[]])
-    steps = engine._runner.pieces(cache, ids[3:])
+    assert not engine._runner.takes_chunk(cache.length)
+    steps = [[token] for token in ids[3:]]
     last = [engine._runner.forward(cache, [piece], [[len(piece) - 1]])[0][-1] for piece in steps][-1]
     assert torch.allclose(last, fresh_logits(engine.model, ids)[-1], atol=1e-3)
     with pytest.raises(jf.RollbackUnsupportedError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from numbers import Integral, Real
 
 import numpy as np
@@ -105,21 +106,11 @@ class Sampler:
             self.seed = secrets.randbits(63) if options.seed is None else int(options.seed)
 
     def choose(self, logits: torch.Tensor, bitmask: torch.Tensor, positions: Sequence[int]) -> list[int | None]:
-        """Return the chosen token of every row; None where no legal token has a finite logit.
+        """Return the chosen token of every row of one request; see :func:`choose_tokens`."""
+        return choose_tokens(logits, bitmask, [(self, positions)])[0]
 
-        Args:
-            logits: the model's, float32, shape (rows, width); illegal entries are overwritten with minus infinity.
-            bitmask: int32, shape (rows, ceil(width / 32)), on the same device.
-            positions: for each row, the index of its token in the output.
-        """
-        xgrammar.apply_token_bitmask_inplace(logits, bitmask)
-        best, ids = logits.max(dim=-1)  # NaN, if there is one among the legal entries
-        if self.seed is not None:
-            ids = self._draw(logits, positions)
-        finite = torch.isfinite(best).tolist()
-        return [token if usable else None for token, usable in zip(ids.tolist(), finite, strict=True)]
-
-    def _draw(self, masked: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+    def draw(self, masked: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        """Return a drawn token for each row of masked logits, int64, shape (rows,)."""
         noise = torch.from_numpy(np.stack([self._exponentials(at, masked.shape[-1]) for at in positions]))
         scores = self._warpers(_NO_IDS, masked)
         # Minus the logarithm of an exponential variable is a Gumbel variable.
@@ -129,3 +120,28 @@ class Sampler:
         """Return the noise of a position: exponential, float32, shape (width,), never 0."""
         generator = np.random.Generator(np.random.SFC64([self.seed or 0, position]))
         return np.maximum(generator.standard_exponential(width, dtype=np.float32), _LEAST_NOISE)
+
+
+def choose_tokens(
+    logits: torch.Tensor, bitmask: torch.Tensor, requests: Sequence[tuple[Sampler, Sequence[int]]]
+) -> list[list[int | None]]:
+    """Choose for several requests at once: one mask for all rows, one maximum, and draws where there are any.
+
+    Args:
+        logits: the model's, float32, shape (rows, width); illegal entries are overwritten with minus infinity.
+        bitmask: int32, shape (rows, ceil(width / 32)), on the same device.
+        requests: for each, its sampler, and for each of its rows the index of the row's token in the output. The
+            requests' rows follow one another.
+
+    Returns:
+        for each request the chosen token of each of its rows; None where no legal token has a finite logit.
+    """
+    xgrammar.apply_token_bitmask_inplace(logits, bitmask)
+    best, ids = logits.max(dim=-1)  # NaN, if there is one among the legal entries
+    spans = list(pairwise(accumulate((len(positions) for _, positions in requests), initial=0)))
+    for (start, end), (sampler, positions) in zip(spans, requests, strict=True):
+        if sampler.seed is not None and positions:
+            ids[start:end] = sampler.draw(logits[start:end], positions)
+    finite = torch.isfinite(best).tolist()
+    chosen = [token if usable else None for token, usable in zip(ids.tolist(), finite, strict=True)]
+    return [chosen[start:end] for start, end in spans]

@@ -3,15 +3,16 @@
     keys, values: (rows, kv_heads, capacity, head_dim), one pair a layer
     lengths:      one integer a row
 
-Writing scatters at each row's own offset. What lies behind a row's length is never seen, so cropping is setting an
-integer, and the padding of a ragged chunk may leave anything there. Layers with a sliding window keep everything,
-and have a mask of their own.
+A pass is over some of the rows; it writes at each row's own offset, and never the padding of a ragged chunk. What
+lies behind a row's length is never seen, so cropping is setting an integer. Layers with a sliding window keep
+everything, and have a mask of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import Any
 
 import torch
@@ -51,16 +52,29 @@ def layer_kinds(config: PreTrainedConfig) -> list[LayerKind] | str:
 class _Place:
     """Where the current chunk goes; shared by all layers."""
 
-    starts: list[int]  # per row
-    len_chunk: int = 0
+    num_rows: int  # of the buffers
+    capacity: int = 0
+    rows: Sequence[int] = ()  # those in the pass, ascending
+    starts: Sequence[int] = ()  # of each, the length before the chunk
+    counts: Sequence[int] = ()  # of each, the number of its true tokens
+
+    @property
+    def len_chunk(self) -> int:
+        return max(self.counts, default=0)
 
     @property
     def end(self) -> int:
-        return max(self.starts) + self.len_chunk
+        return max(map(add, self.starts, self.counts), default=0)
 
     @property
     def is_even(self) -> bool:
-        return min(self.starts) == max(self.starts)
+        return len(set(zip(self.starts, self.counts, strict=True))) == 1
+
+    @property
+    def index(self) -> slice | list[int]:
+        """What selects the rows: a slice where they lie together, since that copies nothing."""
+        first, last = self.rows[0], self.rows[-1]
+        return slice(first, last + 1) if last - first + 1 == len(self.rows) else list(self.rows)
 
 
 class RowLayer(CacheLayerMixin):
@@ -74,46 +88,56 @@ class RowLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Make buffers like these states, which have the shape (rows, kv_heads, chunk, head_dim)."""
-        capacity = _grown(0, self._place.end)
-        self.keys = _empty_like(key_states, capacity)
-        self.values = _empty_like(value_states, capacity)
+        self.keys, self.values = self._empty(key_states), self._empty(value_states)
         self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a chunk at each row's offset; return all rows up to the end of the longest."""
+        """Write a chunk at each row's offset; return the rows in the pass up to the end of the longest."""
+        place = self._place
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        keys = self.keys = self._with_room(self.keys)
-        values = self.values = self._with_room(self.values)
-        place = self._place
+        keys, values = self.keys, self.values = [self._reshaped(buffer) for buffer in self.buffers]
+        index = place.index
         if place.is_even:
-            start = place.starts[0]
-            keys[:, :, start : start + place.len_chunk] = key_states
-            values[:, :, start : start + place.len_chunk] = value_states
+            start, end = place.starts[0], place.end
+            keys[index, :, start:end] = key_states
+            values[index, :, start:end] = value_states
         else:
-            offsets = torch.tensor(place.starts, device=keys.device)[:, None]
-            where = offsets + torch.arange(place.len_chunk, device=keys.device)  # (rows, chunk)
-            rows = torch.arange(len(place.starts), device=keys.device)[:, None]
-            # Advanced indices around a slice put their axes first: (rows, chunk, kv_heads, head_dim).
-            keys[rows, :, where] = key_states.transpose(1, 2)
-            values[rows, :, where] = value_states.transpose(1, 2)
-        return keys[:, :, : place.end], values[:, :, : place.end]
+            rows, chunk_at, where = (torch.tensor(column, device=keys.device) for column in self._true_tokens())
+            # Advanced indices around a slice put their axis first: (true tokens, kv_heads, head_dim).
+            buffer_rows = torch.tensor(place.rows, device=keys.device)[rows]
+            keys[buffer_rows, :, where] = key_states[rows, :, chunk_at]
+            values[buffer_rows, :, where] = value_states[rows, :, chunk_at]
+        return keys[index, :, : place.end], values[index, :, : place.end]
 
-    def _with_room(self, buffer: torch.Tensor | None) -> torch.Tensor:
-        if buffer is None:
-            raise RuntimeError("the layer has no buffers yet")
-        capacity = _grown(buffer.shape[2], self._place.end)
-        if capacity == buffer.shape[2]:
+    def _true_tokens(self) -> Iterable[tuple[int, ...]]:
+        """Return, for each token that is no padding, its row in the pass, its place in the chunk, and in the buffer."""
+        rows = enumerate(zip(self._place.starts, self._place.counts, strict=True))
+        return zip(*((row, at, start + at) for row, (start, count) in rows for at in range(count)), strict=True)
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """Keys and values, of shape (rows, kv_heads, capacity, head_dim); nothing before the first chunk."""
+        return () if self.keys is None or self.values is None else (self.keys, self.values)
+
+    def _reshaped(self, buffer: torch.Tensor) -> torch.Tensor:
+        num_rows, capacity = self._place.num_rows, self._place.capacity
+        if buffer.shape[0] == num_rows and buffer.shape[2] == capacity:
             return buffer
-        grown = _empty_like(buffer, capacity)
-        grown[:, :, : buffer.shape[2]] = buffer
-        return grown
+        reshaped = self._empty(buffer)
+        old = buffer[:num_rows, :, :capacity]
+        reshaped[: old.shape[0], :, : old.shape[2]] = old
+        return reshaped
+
+    def _empty(self, states: torch.Tensor) -> torch.Tensor:
+        # Zeros, since 0 times a garbage NaN would still be NaN where a masked position is read.
+        return states.new_zeros(self._place.num_rows, states.shape[1], self._place.capacity, states.shape[3])
 
     def get_seq_length(self) -> int:
         """Return the length before the current chunk."""
-        return max(self._place.starts)
+        return max(self._place.starts, default=0)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of keys that :meth:`update` will give, and the position of the first."""
@@ -125,17 +149,35 @@ class RowLayer(CacheLayerMixin):
 
 
 class KVCache(Cache):
-    """A cache of ``num_rows`` sequences of lengths of their own."""
+    """A cache of ``num_rows`` sequences of lengths of their own.
 
-    def __init__(self, kinds: Sequence[LayerKind], num_rows: int = 1) -> None:
-        self._place = _Place([0] * num_rows)
+    Attributes:
+        max_cells: the most tokens that the buffers have room for, in all rows together; None for no limit.
+    """
+
+    def __init__(self, kinds: Sequence[LayerKind], num_rows: int = 1, *, max_cells: int | None = None) -> None:
+        self._place = _Place(0)
+        self._lengths = [0] * num_rows
+        self._written = [0] * num_rows  # how far each row may hold anything but zeros
         self._kinds = dict.fromkeys(kinds)
-        super().__init__(layers=[RowLayer(self._place) for _ in kinds])
+        self.max_cells = max_cells
+        self._row_layers = [RowLayer(self._place) for _ in kinds]
+        super().__init__(layers=list(self._row_layers))
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """The number of cached tokens of each row."""
-        return tuple(self._place.starts)
+        return tuple(self._lengths)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the buffers take."""
+        return sum(buffer.nbytes for layer in self._row_layers for buffer in layer.buffers)
+
+    @property
+    def num_cells(self) -> int:
+        """The number of tokens that the buffers have room for."""
+        return self._place.num_rows * self._place.capacity
 
     def crop(self, length: int, row: int = 0) -> None:
         """Forget what a row holds behind its first ``length`` tokens.
@@ -143,23 +185,71 @@ class KVCache(Cache):
         Raises:
             ValueError: the row holds fewer.
         """
-        if not 0 <= length <= self._place.starts[row]:
-            raise ValueError(f"row {row} holds {self._place.starts[row]} tokens and cannot be cropped to {length}")
-        self._place.starts[row] = length
+        if not 0 <= length <= self._lengths[row]:
+            raise ValueError(f"row {row} holds {self._lengths[row]} tokens and cannot be cropped to {length}")
+        self._lengths[row] = length
 
-    def begin(self, len_chunk: int) -> None:
-        """Announce a chunk of ``len_chunk`` positions a row, shorter rows padded on the right."""
-        self._place.len_chunk = len_chunk
+    @torch.inference_mode()
+    def clear(self, row: int) -> None:
+        """Empty a row for another sequence. What it held is wiped out, since masked positions are multiplied by 0."""
+        for layer in self._row_layers:
+            for buffer in layer.buffers:
+                buffer[row : row + 1, :, : self._written[row]] = 0
+        self._lengths[row] = self._written[row] = 0
 
-    def advance(self, num_tokens: Sequence[int]) -> None:
-        """Take the announced chunk as written, with this many true tokens in each row."""
-        self._place.starts[:] = [start + count for start, count in zip(self.lengths, num_tokens, strict=True)]
-        self._place.len_chunk = 0
+    @torch.inference_mode()
+    def read(self, row: int, num_tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return a copy of a row's first tokens: each layer's keys and values, (1, kv_heads, tokens, head_dim)."""
+        copies = []
+        for layer in self._row_layers:
+            keys, values = (buffer[row : row + 1, :, :num_tokens].clone() for buffer in layer.buffers)
+            copies.append((keys, values))
+        return copies
+
+    @torch.inference_mode()
+    def write(self, row: int, num_tokens: int, states: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Append that many tokens to a row, from states that :meth:`read` gave."""
+        self.begin([num_tokens], [row])
+        for layer, (keys, values) in zip(self._row_layers, states, strict=True):
+            layer.update(keys[:, :, :num_tokens], values[:, :, :num_tokens])
+        self.advance()
+
+    def begin(self, counts: Sequence[int], rows: Sequence[int] | None = None) -> None:
+        """Announce a chunk of that many tokens for each of these rows, which ascend; by default for all.
+
+        Raises:
+            RuntimeError: the buffers would outgrow ``max_cells``.
+        """
+        place = self._place
+        place.rows = range(len(self._lengths)) if rows is None else rows
+        place.starts = [self._lengths[row] for row in place.rows]
+        place.counts = counts
+        self._make_room(max(place.rows), place.end)
+        for row, start, count in zip(place.rows, place.starts, counts, strict=True):
+            self._written[row] = max(self._written[row], start + count)
+
+    def _make_room(self, last_row: int, end: int) -> None:
+        """Set the shape of the buffers, which each layer takes on when it is written to."""
+        place = self._place
+        needed_rows = max(last_row, *(row for row, length in enumerate(self._lengths) if length), 0) + 1
+        needed = max(end, *self._lengths)
+        num_rows, capacity = max(place.num_rows, needed_rows), _grown(place.capacity, needed)
+        if self.max_cells is not None and num_rows * capacity > self.max_cells:
+            num_rows, capacity = needed_rows, min(_grown(0, needed), self.max_cells // needed_rows)
+            if capacity < needed:
+                raise RuntimeError(f"{needed_rows} rows of {needed} tokens do not fit into {self.max_cells} cells")
+        place.num_rows, place.capacity = num_rows, capacity
+
+    def advance(self) -> None:
+        """Take the announced chunk as written."""
+        for row, start, count in zip(self._place.rows, self._place.starts, self._place.counts, strict=True):
+            self._lengths[row] = start + count
 
     def positions(self, device: torch.device) -> torch.Tensor:
-        """Return the positions of the announced chunk, shape (rows, chunk)."""
-        offsets = torch.tensor(self._place.starts, device=device)[:, None]
-        return offsets + torch.arange(self._place.len_chunk, device=device)
+        """Return the positions of the announced chunk, shape (rows, chunk). Padding repeats a row's last one."""
+        place = self._place
+        starts, counts = (torch.tensor(column, device=device)[:, None] for column in (place.starts, place.counts))
+        return starts + torch.arange(place.len_chunk, device=device).minimum((counts - 1).clamp_(min=0))
 
     def attention_mask(self, device: torch.device, dtype: torch.dtype | None) -> Any:
         """Return what the announced chunk may attend to, in the form that the model takes.
@@ -193,9 +283,3 @@ def _grown(capacity: int, needed: int) -> int:
     while capacity < needed:
         capacity *= 2
     return capacity
-
-
-def _empty_like(states: torch.Tensor, capacity: int) -> torch.Tensor:
-    rows, heads, _, dim = states.shape
-    # Zeros, since 0 times a garbage NaN would still be NaN where a masked position is read.
-    return states.new_zeros(rows, heads, capacity, dim)

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Unpack
-
-import torch
 
 from jumpforward.decoding.boundary import Boundary
 from jumpforward.decoding.drafts import Drafter, ForcedText
 from jumpforward.decoding.policy import policy_named
 from jumpforward.decoding.sampling import SamplingOptions
+from jumpforward.engine.batch import run_batch
+from jumpforward.engine.handle import Handle
 from jumpforward.engine.healing import take_back
+from jumpforward.engine.limits import EngineLimits, Limits
+from jumpforward.engine.loop import Loop
+from jumpforward.engine.pieces import TextPieces, steps
 from jumpforward.engine.pretrained import load_pretrained
 from jumpforward.engine.prompt import Prompt, encode_prompt
-from jumpforward.engine.request import GenerationOptions, Request, SamplingArguments, stop_bytes
+from jumpforward.engine.request import GenerationOptions, GenerationRequest, Request, SamplingArguments, stop_bytes
 from jumpforward.engine.result import Result
 from jumpforward.engine.run import Run
-from jumpforward.engine.runner import Runner
-from jumpforward.engine.text import TextStream
-from jumpforward.errors import OptionError, RollbackUnsupportedError
+from jumpforward.engine.runner import Row, Runner
+from jumpforward.engine.serving import Serving
+from jumpforward.engine.task import Task
+from jumpforward.errors import JumpForwardError, OptionError, RollbackUnsupportedError
 from jumpforward.grammar.spec import Grammar
-from jumpforward.matching.compiler import GrammarCompiler
+from jumpforward.matching.compiler import Compiled, GrammarCompiler
 from jumpforward.stats import Counters
 from jumpforward.vocab.borders import StableBorders
 from jumpforward.vocab.canonical import Seam
 from jumpforward.vocab.encoder import PlainEncoder
+from jumpforward.vocab.following import Following
 from jumpforward.vocab.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
@@ -45,30 +53,38 @@ class Engine:
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, max_draft: int = 256, automata: bool = True
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_draft: int = 256,
+        automata: bool = True,
+        **limits: Unpack[EngineLimits],
     ) -> None:
         """Take a causal language model and its fast tokenizer.
 
-        ``automata=False`` has xgrammar match regular grammars too, instead of a precomputed token index.
+        ``automata=False`` has xgrammar match regular grammars too, instead of a precomputed token index. The rest is
+        about several requests at a time: see :class:`~jumpforward.engine.limits.Limits`.
 
         Raises:
             ModelError: the model is not a decoder that maps ids to logits.
             TokenizerError: the tokenizer is slow, or its tokens have no byte strings.
-            OptionError: ``max_draft`` is below 1.
+            OptionError: ``max_draft`` is below 1, or a limit means nothing.
         """
         if max_draft < 1:
             raise OptionError("max_draft", max_draft, "at least 1")
+        self._limits = Limits(**limits)
         self._runner = Runner(model)
         self.model = model
         self.tokenizer = tokenizer
         self.max_draft = max_draft
-        self.vocabulary = Vocabulary.from_tokenizer(
-            tokenizer, width=self._runner.width, end_ids=_end_ids(model, tokenizer)
-        )
+        self.vocabulary = Vocabulary.from_tokenizer(tokenizer, width=self._runner.width, end_ids=self._end_ids())
         encoder = PlainEncoder(tokenizer, self.vocabulary)
         self._boundary = Boundary(encoder, StableBorders(tokenizer, self.vocabulary))
         self._drafters: tuple[Drafter, ...] = (ForcedText(self._boundary),)
         self._compiler = GrammarCompiler(self.vocabulary, automata=automata)
+        self._tokenizer_lock = Lock()
+        self._serving = Serving(self._runner, self._compiler, self._limits)
 
     @classmethod
     def from_pretrained(
@@ -78,6 +94,7 @@ class Engine:
         dtype: str | torch.dtype | None = None,
         device_map: Any = None,
         max_draft: int = 256,
+        **limits: Unpack[EngineLimits],
     ) -> Engine:
         """Load a model and its tokenizer by hub id or local path.
 
@@ -87,13 +104,14 @@ class Engine:
             dtype: a torch dtype or its name; by default what the model was saved in.
             device_map: as in transformers.
             max_draft: see :class:`Engine`.
+            limits: see :class:`Engine`.
 
         Raises:
             ModelNotFoundError: there is no such model here or on the hub, or the hub cannot be reached.
             OptionError: there is no such dtype.
         """
         model, tokenizer = load_pretrained(name, dtype, device_map)
-        return cls(model, tokenizer, max_draft=max_draft)
+        return cls(model, tokenizer, max_draft=max_draft, **limits)
 
     def generate(
         self,
@@ -116,10 +134,10 @@ class Engine:
             GenerationError: no token is legal, or the model's logits permit none.
             RollbackUnsupportedError: the policy verifies drafts, and the model's cache cannot be cropped.
         """
-        run = self._start(prompt, grammar, **options)
-        for _ in _steps(run, streamer):
+        task, loop = self._alone(prompt, grammar, options)
+        for _ in steps(task, loop, streamer):
             pass
-        return run.result()
+        return task.result()
 
     def stream(
         self,
@@ -134,7 +152,84 @@ class Engine:
         Bad arguments raise at once; a piece is given as soon as it is certain. The returned iterator's ``result`` is
         there when it is exhausted.
         """
-        return TextPieces(self._start(prompt, grammar, **options), streamer)
+        return TextPieces(*self._alone(prompt, grammar, options), streamer)
+
+    def generate_batch(
+        self,
+        requests: Iterable[GenerationRequest],
+        *,
+        batch_size: int | None = None,
+        progress: bool = False,
+        return_errors: bool = False,
+    ) -> list[Result | Exception]:
+        """Generate many outputs, several at a time; each is what it would be alone.
+
+        Args:
+            requests: for each the arguments of :meth:`generate`, as a dictionary.
+            batch_size: how many run at a time; by default the engine's.
+            progress: show a progress bar on standard error.
+            return_errors: return the exception of a request that fails in the place of its result.
+
+        Returns:
+            the results, in the order of the requests.
+
+        Raises:
+            BatchError: some requests failed, and the others have ended; its ``results`` are what ``return_errors``
+                would have returned.
+            TypeError: a request has an argument that ``generate`` does not take.
+        """
+        limits = self._limits if batch_size is None else replace(self._limits, batch_size=batch_size)
+        return run_batch(
+            self._serving.new_loop(limits),
+            [self._batch_task(request) for request in requests],
+            progress=progress,
+            return_errors=return_errors,
+        )
+
+    def submit(self, prompt: Prompt, grammar: Grammar, **options: Unpack[GenerationOptions]) -> Handle:
+        """Have an output generated in the background, together with others. Arguments are those of :meth:`generate`.
+
+        Blocks while ``max_waiting`` requests wait for a row of the cache.
+
+        Raises:
+            OptionError, PromptError, RollbackUnsupportedError: as :meth:`generate` does, at once.
+            EngineClosedError: the engine is closed.
+        """
+        return self._serving.submit(self._request(prompt, grammar, **options), self._new_run)
+
+    async def agenerate(self, prompt: Prompt, grammar: Grammar, **options: Unpack[GenerationOptions]) -> Result:
+        """Generate one output, as :meth:`submit` does. Where the wait is cancelled, so is the request."""
+        handle = await self._serving.submit_async(self._request(prompt, grammar, **options), self._new_run)
+        return await handle
+
+    async def astream(
+        self, prompt: Prompt, grammar: Grammar, **options: Unpack[GenerationOptions]
+    ) -> AsyncIterator[str]:
+        """Generate one output, as :meth:`submit` does, and give its text piece by piece.
+
+        Where the iterator is closed, the request is cancelled.
+        """
+        handle = await self._serving.submit_async(self._request(prompt, grammar, **options), self._new_run)
+        try:
+            async for piece in handle:
+                yield piece
+        finally:
+            handle.cancel()
+
+    def close(self) -> None:
+        """End what was submitted and has not ended, with EngineClosedError, and stop the engine's threads.
+
+        ``generate`` and ``stream`` go on working.
+        """
+        self._serving.close()
+
+    def __enter__(self) -> Engine:
+        """Return the engine, which the end of the block closes."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the engine."""
+        self.close()
 
     def find_seams(self, ids: Sequence[int]) -> list[Seam] | None:
         """Return where an output is not canonical; None where its text has no canonical tokens."""
@@ -149,7 +244,37 @@ class Engine:
         """What compiles grammars for this vocabulary. Calls do that by themselves, once for each grammar."""
         return self._compiler
 
-    def _start(
+    def _end_ids(self) -> list[int]:
+        """Return every id that ends an output: those of the generation config, and the tokenizer's."""
+        own = self.tokenizer.eos_token_id
+        return self._runner.end_ids if own is None else [*self._runner.end_ids, own]
+
+    def _alone(self, prompt: Prompt, grammar: Grammar, options: GenerationOptions) -> tuple[Task, Loop]:
+        """Return a request and a loop of its own with nothing else in it, the grammar compiled."""
+        counters = Counters()
+        request = self._request(prompt, grammar, **options)
+        counters.lap("prompt")
+        compiled: Future[Compiled] = Future()
+        compiled.set_result(self._compiler.compile(request.matched))
+        task = Task(request, compiled, counters, self._new_run)
+        loop = Loop(self._runner, self._limits, num_rows=1)
+        loop.add(task)
+        loop.admit()
+        if task.outcome is not None:  # what only the grammar tells, such as a budget too small for any output
+            task.result()
+        return task, loop
+
+    def _batch_task(self, arguments: GenerationRequest) -> Task | JumpForwardError:
+        """Return a request of a batch, or why it is none."""
+        counters = Counters()
+        try:
+            request = self._request(**arguments)
+        except JumpForwardError as error:
+            return error
+        counters.lap("prompt")
+        return Task(request, self._serving.compile(request.matched), counters, self._new_run)
+
+    def _request(
         self,
         prompt: Prompt,
         grammar: Grammar,
@@ -161,7 +286,7 @@ class Engine:
         heal: bool = False,
         logprobs: bool = False,
         **sampling: Unpack[SamplingArguments],
-    ) -> Run:
+    ) -> Request:
         options = SamplingOptions(**sampling)
         plan = policy_named(policy)
         reason = self._runner.no_rollback_reason
@@ -170,65 +295,24 @@ class Engine:
                 f"policy {plan.name!r} takes tokens back, and this model cannot go back in its sequence: {reason}; "
                 "use 'masked', or 'canonical', which then runs without drafts"
             )
-        counters = Counters()
-        ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
-        request = Request(ids, grammar, plan, options, max_new_tokens, stop_bytes(stop), logprobs, ensure_complete)
-        with counters.timed("compile"):
-            compiled = self._compiler.compile(grammar)
-            if heal:
-                ids, healed = take_back(ids, compiled.matcher().following(b""), self._boundary, self.vocabulary)
-                request = replace(request, prompt_ids=ids, healed=healed)
-                compiled = self._compiler.compile(grammar.behind(healed)) if healed else compiled
-        drafters = self._drafters if plan.drafts and reason is None else ()
-        return Run(request, compiled, self._runner, self._boundary, drafters, counters, max_draft=self.max_draft)
+        with self._tokenizer_lock:  # a call may set the tokenizer's padding, which two at a time must not
+            ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
+        healed = ""
+        if heal:
+            start = grammar.walker()
+            following = Following(start.live_bytes(), start.is_accepting)
+            ids, healed = take_back(ids, following, self._boundary, self.vocabulary)
+        return Request(ids, grammar, plan, options, max_new_tokens, stop_bytes(stop), logprobs, ensure_complete, healed)
 
-
-class TextPieces:
-    """An iterator over the certain pieces of a text that is being made.
-
-    Attributes:
-        result: the result, once the iterator is exhausted; None before.
-    """
-
-    def __init__(self, run: Run, streamer: BaseStreamer | None) -> None:
-        self.result: Result | None = None
-        self._pieces = self._make(run, streamer)
-
-    def __iter__(self) -> TextPieces:
-        """Return itself."""
-        return self
-
-    def __next__(self) -> str:
-        """Return the next piece, which is not empty."""
-        return next(self._pieces)
-
-    def _make(self, run: Run, streamer: BaseStreamer | None) -> Iterator[str]:
-        text = TextStream(run.sequence)
-        for _ in _steps(run, streamer):
-            if piece := text.new_text():
-                yield piece
-        self.result = run.result()
-
-
-def _steps(run: Run, streamer: BaseStreamer | None) -> Iterator[None]:
-    """Step a run to its end, telling a transformers streamer of every token."""
-    sequence = run.sequence
-    if streamer is not None:
-        streamer.put(torch.tensor([sequence.prompt_ids]))
-    num_told = 0
-    while not run.is_finished:
-        run.step()
-        final = sequence.output_ids[num_told : sequence.num_final]
-        num_told += len(final)
-        if streamer is not None and final:
-            streamer.put(torch.tensor(final))
-        yield
-    if streamer is not None:
-        streamer.end()
-
-
-def _end_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return every id that ends an output: those of the generation config, and the tokenizer's."""
-    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ends = [configured] if isinstance(configured, int) else list(configured or [])
-    return ends if tokenizer.eos_token_id is None else [*ends, tokenizer.eos_token_id]
+    def _new_run(self, request: Request, compiled: Compiled, counters: Counters, row: Row) -> Run:
+        drafts = request.policy.drafts and self._runner.no_rollback_reason is None
+        return Run(
+            request,
+            compiled,
+            self._runner,
+            self._boundary,
+            self._drafters if drafts else (),
+            counters,
+            row,
+            max_draft=self.max_draft,
+        )

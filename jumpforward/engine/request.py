@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from jumpforward.decoding.policy import Policy
 from jumpforward.decoding.sampling import SamplingOptions
+from jumpforward.engine.prompt import Prompt
 from jumpforward.errors import OptionError
 from jumpforward.grammar.spec import Grammar
 
@@ -49,6 +50,13 @@ class GenerationOptions(SamplingArguments, total=False):
     logprobs: bool
 
 
+class GenerationRequest(GenerationOptions):
+    """One request of :meth:`jumpforward.Engine.generate_batch`: the arguments of one call of ``generate``."""
+
+    prompt: Prompt
+    grammar: Grammar
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """A checked request.
@@ -68,6 +76,11 @@ class Request:
     logprobs: bool = False
     ensure_complete: bool = False
     healed: str = ""
+
+    @property
+    def matched(self) -> Grammar:
+        """What the output's tokens are matched against: the grammar, behind the text of the prompt that was healed."""
+        return self.grammar.behind(self.healed) if self.healed else self.grammar
 
     def __post_init__(self) -> None:
         """Check what the other types do not."""

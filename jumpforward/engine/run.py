@@ -1,17 +1,25 @@
-"""One request from its prompt to its result.
+"""One request from its prompt to its result, in phases between which others may take their turn.
 
 A step is one forward pass over the uncached suffix of the sequence and a draft:
 
     COMMIT  write forced text, as far as the policy writes it without asking
     BUILD   walk the matcher along what is certain and what the drafters propose; fill a mask row a position
-    FEED    one pass over suffix and draft; logits only where the model is asked
+    FEED    one pass over suffix and draft, of this request and others; logits only where the model is asked
     CHOOSE  one batched mask, one choice a row
     SETTLE  keep what ordinary decoding would have made; crop the cache to it
+
+``prepare`` commits and builds, ``piece`` is what is fed, and ``take`` settles. Where there is no room for all of it
+in one pass it is fed in pieces, and settled behind the last.
+
+The one order that must hold: a mask reflects every accepted token before it is used to choose. Masks are filled in
+``prepare`` alone, from a matcher that stands at the end of ``sequence``, and are used up in the next ``take`` that
+settles; nothing moves the matcher, the sequence or the masks between the two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Ids
+from dataclasses import dataclass
 
 import torch
 import xgrammar
@@ -19,14 +27,15 @@ import xgrammar
 from jumpforward.decoding.boundary import Boundary
 from jumpforward.decoding.drafts import Draft, DraftBuilder, Drafter
 from jumpforward.decoding.sampling import Sampler
-from jumpforward.decoding.verify import Kept, verify
+from jumpforward.decoding.verify import verify
+from jumpforward.engine import failures
 from jumpforward.engine.commit import Committer
 from jumpforward.engine.request import Request
 from jumpforward.engine.result import Result
-from jumpforward.engine.runner import Runner
+from jumpforward.engine.runner import Row, Runner
 from jumpforward.engine.sequence import Sequence
 from jumpforward.engine.text import whole_characters
-from jumpforward.errors import BadLogitsError, EmptyMaskError, OptionError, TokenRejectedError
+from jumpforward.errors import OptionError
 from jumpforward.matching.automaton import CompiledAutomaton
 from jumpforward.matching.completing import CompletingMatcher
 from jumpforward.matching.matcher import Matcher
@@ -50,8 +59,36 @@ def _matcher(request: Request, compiled: CompiledAutomaton | CompiledGrammar, ma
     return CompletingMatcher(compiled.matcher(), max_new_tokens)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What a run is fed in one pass.
+
+    Attributes:
+        ids: the tokens that follow what is cached.
+        rows: the mask rows at which the model is asked.
+        asked: for each of them, the place in ``ids`` behind which it stands.
+        keep: the places behind which logits are wanted, ascending; all those asked are among them.
+    """
+
+    ids: Ids[int]
+    rows: Ids[int]
+    asked: Ids[int]
+    keep: Ids[int]
+
+
 class Run:
-    """The state of one request. Shares nothing that changes with any other."""
+    """The state of one request. Shares nothing that changes with any other.
+
+    Attributes:
+        request: what is asked for.
+        sequence: prompt and output.
+        matcher: the output's place in the grammar.
+        row: where the sequence is cached: a beginning of it, and between :meth:`take` and :meth:`take` of the pieces
+            of a draft that draft's beginning too.
+        sampler: what draws its tokens.
+        bitmask: what is legal at each row of the draft that is prepared, int32, (max_draft + 1, ceil(width / 32)).
+        counters: its account.
+    """
 
     def __init__(
         self,
@@ -61,13 +98,15 @@ class Run:
         boundary: Boundary,
         drafters: Ids[Drafter],
         counters: Counters,
+        row: Row,
         *,
         max_draft: int,
     ) -> None:
         self.request = request
+        self.counters = counters
+        self.row = row
         self._runner = runner
         self._boundary = boundary
-        self._counters = counters
         self._vocabulary = compiled.vocabulary
         room = runner.max_length - len(request.prompt_ids)
         max_new_tokens = min(request.max_new_tokens, room)
@@ -79,154 +118,152 @@ class Run:
             num_healed_bytes=len(request.healed.encode()),
         )
         self.matcher = _matcher(request, compiled, max_new_tokens)
-        self._cache = runner.new_cache()
         self._committer = Committer(
             request.policy, self.sequence, self.matcher, boundary, compiled.vocabulary, counters
         )
-        self._sampler = Sampler(request.sampling)
+        self.sampler = Sampler(request.sampling)
         self._builder = DraftBuilder(
             drafters, counters, skips_certain=request.policy.skips_certain, max_draft=max_draft
         )
-        self._bitmask = xgrammar.allocate_token_bitmask(max_draft + 1, runner.width)
-        # The output index of the first line, and the log-probabilities of the last pass, shape (kept, width).
-        self._asked: tuple[int, torch.Tensor] | None = None
+        self.bitmask = xgrammar.allocate_token_bitmask(max_draft + 1, runner.width)
+        self._draft: Draft | None = None  # what is to be fed; and the model's choices for its rows so far
+        self._choices: dict[int, int | None] = {}
+        # The output index of the first line, and log-probabilities, shape (kept, width), of each piece.
+        self._asked: list[tuple[int, torch.Tensor]] = []
 
     @property
     def is_finished(self) -> bool:
         """Whether the sequence has ended."""
         return self.sequence.finish_reason is not None
 
-    @torch.inference_mode()
-    def step(self) -> None:
-        """Make at least one token, with at most one forward pass.
+    @property
+    def is_prefill(self) -> bool:
+        """Whether a part of the prompt is not cached yet."""
+        return self.row.length < len(self.sequence.prompt_ids)
+
+    def prepare(self) -> int:
+        """Go on until the model must be asked; return how many tokens it must be fed first. 0: the run has finished.
+
+        What was prepared stays until it has been fed, however often this is called.
 
         Raises:
-            GenerationError: there is no legal token, or the model has no finite logit for one. Ids, text, matcher and
-                cache are then those of the last token that was made.
+            GenerationError: there is no legal token. Ids, text, matcher and cache are then those of the last token.
         """
+        while not self.is_finished:
+            draft = self._draft = self._draft or self._next_draft()
+            if draft is None:
+                break
+            if draft.open_rows:
+                return len(self.sequence) + draft.open_rows[-1] - self.row.length
+            self._settle(draft)
+        return 0
+
+    def _next_draft(self) -> Draft | None:
+        """Commit, and build a draft behind that; None where committing has ended the sequence."""
         self._commit()
-        if not self.is_finished:
-            sequence = self.sequence
-            with self._counters.timed("mask"):
-                draft = self._builder.build(
-                    sequence.prompt_ids, sequence.output_ids, self.matcher, self._bitmask, sequence.num_left
-                )
-            self._settle(draft, verify(draft, self._ask(draft)))
         if self.is_finished:
             self._commit()
+            return None
+        sequence = self.sequence
+        with self.counters.timed("mask"):
+            draft = self._builder.build(
+                sequence.prompt_ids, sequence.output_ids, self.matcher, self.bitmask, sequence.num_left
+            )
+        if not draft.tokens and draft.has_next and not self.bitmask[0].any():
+            raise failures.empty_mask(self.text, self.matcher.missing_bytes())
+        return draft
 
     def _commit(self) -> None:
-        """Have the policy write what it writes by itself, and forget what was cached of tokens that it changed."""
+        """Have the policy write what it writes by itself; behind the end, have it bring the output into final form."""
         num_kept = self._committer.commit()
         self._crop(len(self.sequence.prompt_ids) + num_kept)
 
-    def _crop(self, length: int) -> None:
-        cached = self._cache.lengths[0]
-        if cached > length:
-            self._cache.crop(length)
-            self._counters.num_cropped += cached - length
+    def piece(self, num_tokens: int) -> Piece:
+        """Return the next ``num_tokens`` of what :meth:`prepare` asked to be fed."""
+        draft = self._pending()
+        cached, len_sequence = self.row.length, len(self.sequence)
+        end = cached + num_tokens
+        # The last open row's own token need not be fed.
+        ids = [*self.sequence.tokens_from(cached), *draft.tokens[max(0, cached - len_sequence) :]][:num_tokens]
+        at_row_zero = len_sequence - 1  # the place in the sequence behind which row 0 stands
+        rows = [row for row in draft.open_rows if cached <= at_row_zero + row < end]
+        asked = [at_row_zero + row - cached for row in rows]
+        if not self.request.logprobs:
+            return Piece(ids, rows, asked, asked)
+        return Piece(ids, rows, asked, range(max(0, len(self.sequence.prompt_ids) - 1 - cached), num_tokens))
 
-    def _ask(self, draft: Draft) -> dict[int, int | None]:
-        """Return the model's choice for every open row of the draft; no pass where there is none."""
-        rows = draft.open_rows
-        if not rows:
-            return {}
-        if not draft.tokens and not self._bitmask[0].any():
-            raise self._empty_mask()
-        cached = self._cache.lengths[0]
-        suffix = self.sequence.tokens_from(cached)
-        chunk = [*suffix, *draft.tokens[: rows[-1]]]  # the last row's own token need not be fed
-        row_zero = len(suffix) - 1  # the place in the chunk whose logits are those of row 0
-        if self.request.logprobs:
-            keep = list(range(max(0, len(self.sequence.prompt_ids) - 1 - cached), len(chunk)))
-        else:
-            keep = [row_zero + row for row in rows]
-        logits = self._feed(chunk, keep)
-        with self._counters.timed("choice"):
-            if self.request.logprobs:
-                first = cached + keep[0] + 1 - len(self.sequence.prompt_ids)
-                self._asked = (first, torch.log_softmax(logits, dim=-1))
-                logits = logits[[place - keep[0] for place in (row_zero + row for row in rows)]]
-            return self._choose(rows, logits)
+    def take(self, piece: Piece, chosen: Ids[int | None], logprobs: torch.Tensor | None) -> None:
+        """Take what the model says to a piece that is cached by now; settle once all that was prepared is.
 
-    def _feed(self, chunk: Ids[int], keep: Ids[int]) -> torch.Tensor:
-        """Run the model over a chunk; return the logits at the places to keep, shape (kept, width)."""
-        parts = []
-        start = 0
-        for piece in self._runner.pieces(self._cache, chunk):
-            wanted = [place - start for place in keep if start <= place < start + len(piece)]
-            with self._counters.timed("model"):
-                parts.append(self._runner.forward(self._cache, [piece], [wanted])[0])
-            self._counters.chunk_lengths[len(piece)] += 1
-            start += len(piece)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        Args:
+            piece: what was fed.
+            chosen: the model's choice for each of the piece's rows.
+            logprobs: log-probabilities behind the places that the piece keeps, shape (kept, width), if requested.
 
-    def _choose(self, rows: Ids[int], logits: torch.Tensor) -> dict[int, int | None]:
-        num_output = len(self.sequence.output_ids)
-        bitmask = self._bitmask[list(rows)].to(logits.device)
-        chosen = self._sampler.choose(logits, bitmask, [num_output + row for row in rows])
-        return dict(zip(rows, chosen, strict=True))
+        Raises:
+            GenerationError: the model has no finite logit for a legal token. Ids, text, matcher and cache are then
+                those of the last token that was made.
+        """
+        draft = self._pending()
+        self._choices.update(zip(piece.rows, chosen, strict=True))
+        if logprobs is not None and piece.keep:
+            first = self.row.length - len(piece.ids) + piece.keep[0] + 1 - len(self.sequence.prompt_ids)
+            self._asked.append((first, logprobs))
+        if self.row.length >= len(self.sequence) + draft.open_rows[-1]:
+            self._settle(draft)
 
-    def _settle(self, draft: Draft, kept: Ids[Kept]) -> None:
-        """Append what is kept, and make the cache hold no more than that."""
+    def _pending(self) -> Draft:
+        if self._draft is None:
+            raise RuntimeError("nothing is prepared")
+        return self._draft
+
+    def _settle(self, draft: Draft) -> None:
+        """Append what is kept of a draft, and make the cache hold no more than that."""
         num_before = len(self.sequence.output_ids)
+        kept = verify(draft, self._choices)
+        self._draft, self._choices = None, {}
         try:
             for token, provenance in kept:
                 if token is None:
-                    raise self._bad_logits()
+                    raise failures.bad_logits(self.text, self._runner.model)
                 self._append(token, provenance)
                 if self.is_finished:
                     break
         finally:
             num_added = len(self.sequence.output_ids) - num_before
             drafted = sum(each.provenance is Provenance.DRAFTED for each in kept[:num_added])
-            self._counters.num_proposed += draft.num_proposed
-            self._counters.num_rejected += draft.num_proposed - drafted
-            # The last token is never cached: it is fed for the logits behind it. A cache that cannot be cropped
-            # need not be, since only certain tokens, which are never rejected, were drafted for it.
-            if self._runner.no_rollback_reason is None:
-                self._crop(len(self.sequence) - 1)
+            self.counters.num_proposed += draft.num_proposed
+            self.counters.num_rejected += draft.num_proposed - drafted
+            self._crop(len(self.sequence) - 1)  # the last token is fed for what comes behind it
             self._note_logprobs()
+        if self.is_finished:
+            self._commit()
+
+    def _crop(self, length: int) -> None:
+        """Make the cache hold no more than the sequence's first ``length`` tokens."""
+        # A cache that cannot be cropped need not be: only certain tokens, which are never rejected, are drafted then.
+        if self._runner.no_rollback_reason is None and self.row.length > length:
+            self.counters.num_cropped += self.row.length - length
+            self.row.crop(length)
 
     def _append(self, token: int, provenance: Provenance) -> None:
         if not self.matcher.consume(token):
-            raise TokenRejectedError(
-                f"the mask permits token {token} ({self._vocabulary.token_bytes[token]!r}) and the matcher refuses it; "
-                "please report the grammar and the tokenizer",
-                self._text(),
-            )
+            raise failures.token_rejected(self.text, token, self._vocabulary.token_bytes[token])
         self.sequence.append(token, provenance)
 
     def _note_logprobs(self) -> None:
-        """Take over the log-probabilities of the tokens that the last pass was about."""
-        if self._asked is None:
-            return
-        first, logprobs = self._asked
+        """Take over the log-probabilities of the tokens that the last passes were about."""
         ids = self.sequence.output_ids
-        for line, index in enumerate(range(first, min(len(ids), first + len(logprobs)))):
-            if self.sequence.provenance[index] is not Provenance.RETOKENIZED:  # another token was the model's choice
-                self.sequence.logprobs[index] = float(logprobs[line, ids[index]])
-        self._asked = None
+        for first, logprobs in self._asked:
+            for line, index in enumerate(range(first, min(len(ids), first + len(logprobs)))):
+                if self.sequence.provenance[index] is not Provenance.RETOKENIZED:  # the model chose another
+                    self.sequence.logprobs[index] = float(logprobs[line, ids[index]])
+        self._asked = []
 
-    def _text(self) -> str:
+    @property
+    def text(self) -> str:
+        """The output so far, for messages."""
         return self.sequence.data.decode(errors="replace")
-
-    def _empty_mask(self) -> EmptyMaskError:
-        missing = self.matcher.missing_bytes()
-        wanted = ", ".join(repr(bytes([value])) for value in missing[:8]) or "tokens that it does not have"
-        return EmptyMaskError(
-            f"behind {self._text()[-60:]!r} the grammar can only be completed with {wanted}, which the vocabulary "
-            "cannot spell; use another tokenizer, or change the grammar",
-            self._text(),
-            missing,
-        )
-
-    def _bad_logits(self) -> BadLogitsError:
-        return BadLogitsError(
-            f"behind {self._text()[-60:]!r} every legal token has a logit of NaN or minus infinity: expected finite "
-            f"logits from {type(self._runner.model).__name__} in {self._runner.model.dtype}; try another dtype",
-            self._text(),
-        )
 
     def _count_seams(self) -> None:
         """Note where the output is not canonical, and whether forcing has a part in it."""
@@ -235,8 +272,8 @@ class Run:
             return
         forces, provenance = self.request.policy.forces, self.sequence.provenance
         by_forcing = sum(forces and Provenance.FORCED in provenance[seam.start : seam.stop] for seam in seams)
-        self._counters.num_seams_forced = by_forcing
-        self._counters.num_seams_sampled = len(seams) - by_forcing
+        self.counters.num_seams_forced = by_forcing
+        self.counters.num_seams_sampled = len(seams) - by_forcing
 
     def result(self) -> Result:
         """Return the result of a finished run."""
@@ -255,7 +292,7 @@ class Run:
             finish_reason=sequence.finish_reason,
             complete=self.request.grammar.accepts(data) if stopped else self.matcher.is_accepting,
             logprobs=sequence.logprobs if self.request.logprobs else None,
-            seed=self._sampler.seed,
-            stats=self._counters.close(self.request.policy.name, len(sequence.prompt_ids), sequence.provenance),
+            seed=self.sampler.seed,
+            stats=self.counters.close(self.request.policy.name, len(sequence.prompt_ids), sequence.provenance),
             grammar=self.request.grammar,
         )

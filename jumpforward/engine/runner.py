@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -59,6 +60,23 @@ class NativeCache:
             raise RollbackUnsupportedError(f"this model cannot go back in its sequence: {self._reason}")
 
 
+@dataclass(frozen=True)
+class Row:
+    """The place of one sequence in a cache."""
+
+    cache: SequenceCache
+    index: int = 0
+
+    @property
+    def length(self) -> int:
+        """The number of its cached tokens."""
+        return self.cache.lengths[self.index]
+
+    def crop(self, length: int) -> None:
+        """Forget what is behind its first ``length`` tokens; see :meth:`KVCache.crop`."""
+        self.cache.crop(length, self.index)
+
+
 class Runner:
     """Runs one model.
 
@@ -67,6 +85,7 @@ class Runner:
         width: how many logits it gives.
         max_length: the longest sequence it takes, in tokens.
         no_rollback_reason: why its cache cannot be cropped; None where it can.
+        bytes_per_token: the memory that a token takes in a cache of ours; 0 where there is none.
     """
 
     def __init__(self, model: Any) -> None:
@@ -86,35 +105,46 @@ class Runner:
         # Eager attention adds its mask to the scores; SDPA takes booleans.
         self._mask_dtype = model.dtype if getattr(self.config, "_attn_implementation", None) == "eager" else None
         self._takes_chunks = True
+        self.bytes_per_token = 0
         self.width, self._kinds, self.no_rollback_reason = self._probe()
 
-    def new_cache(self, num_rows: int = 1) -> SequenceCache:
-        """Return an empty cache.
+    def new_cache(self, num_rows: int = 1, *, max_cells: int | None = None) -> SequenceCache:
+        """Return an empty cache; ``max_cells`` limits the tokens that it has room for, in all rows together.
 
         Raises:
             RollbackUnsupportedError: several rows, for a model that needs its own cache.
         """
         if self.no_rollback_reason is None:
-            return KVCache(self._kinds, num_rows)
+            return KVCache(self._kinds, num_rows, max_cells=max_cells)
         if num_rows != 1:
             raise RollbackUnsupportedError(f"only one row at a time: {self.no_rollback_reason}")
         return NativeCache(self.no_rollback_reason)
 
-    def pieces(self, cache: SequenceCache, chunk: Sequence[int]) -> list[Sequence[int]]:
-        """Return the parts in which a chunk must be fed: itself, but for models whose state takes single tokens."""
-        whole = self._takes_chunks or cache.lengths[0] == 0
-        return [chunk] if whole else [[token] for token in chunk]
+    @property
+    def end_ids(self) -> list[int]:
+        """The ids that end an output by the model's generation config."""
+        configured = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        return [configured] if isinstance(configured, int) else list(configured or [])
+
+    def takes_chunk(self, length: int) -> bool:
+        """Return whether several tokens can be fed behind ``length`` cached ones; a recurrent state may take one."""
+        return self._takes_chunks or length == 0
 
     @torch.inference_mode()
     def forward(
-        self, cache: SequenceCache, chunks: Sequence[Sequence[int]], keep: Sequence[Sequence[int]]
+        self,
+        cache: SequenceCache,
+        chunks: Sequence[Sequence[int]],
+        keep: Sequence[Sequence[int]],
+        rows: Sequence[int] | None = None,
     ) -> list[torch.Tensor]:
-        """Feed each row its chunk, and return the logits at the positions to keep, one tensor a row.
+        """Feed rows a chunk each, and return the logits at the positions to keep, one tensor a row.
 
         Args:
-            cache: the rows' past; it holds the chunks afterwards.
+            cache: the rows' past; it holds the chunks afterwards. One of ours is as before if the pass fails.
             chunks: for each row the ids that follow what is cached; at least one row is not empty.
             keep: for each row, ascending indices into its chunk.
+            rows: the rows of the cache, ascending; by default all.
 
         Returns:
             for each row, float32 logits of shape (kept, width), free for the caller to overwrite.
@@ -126,12 +156,12 @@ class Runner:
         len_chunk = max(map(len, chunks))
         device = self.model.device
         ids = torch.tensor([[*chunk, *[0] * (len_chunk - len(chunk))] for chunk in chunks], device=device)
-        cache.begin(len_chunk)
+        cache.begin([len(chunk) for chunk in chunks], rows)
         positions = {"position_ids": cache.positions(device)} if self._takes_positions else {}
         mask = cache.attention_mask(device, self._mask_dtype)
         wanted = sorted(set().union(*keep))
         output = self._call(ids, cache, wanted, attention_mask=mask, **positions)
-        cache.advance([len(chunk) for chunk in chunks])
+        cache.advance()
         index = {position: place for place, position in enumerate(wanted)}
         if len(chunks) == 1:
             return [output.logits[0].float()]
@@ -176,7 +206,9 @@ class Runner:
         self.forward(cache, [_PROBE_IDS[:3], _PROBE_IDS[:1]], [[], []])
         self.forward(cache, [_PROBE_IDS[:2], _PROBE_IDS[1:3]], [[0], []])
         cache.crop(3, 0)
-        return self.forward(cache, [_PROBE_IDS[3:], _PROBE_IDS[3:]], [[2], [2]])
+        logits = self.forward(cache, [_PROBE_IDS[3:], _PROBE_IDS[3:]], [[2], [2]])
+        self.bytes_per_token = cache.num_bytes // cache.num_cells
+        return logits
 
     def _without_rollback(self) -> list[torch.Tensor]:
         """Return the probe's last logits from the model's own cache, fed in two chunks."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import xgrammar
@@ -14,6 +17,10 @@ from jumpforward.matching.automaton import CompiledAutomaton, index_of
 from jumpforward.matching.pushdown import CompiledGrammar
 from jumpforward.matching.token_index import TokenIndex
 from jumpforward.vocab.vocabulary import Vocabulary
+
+Compiled = CompiledAutomaton | CompiledGrammar
+
+T = TypeVar("T")
 
 _CACHE_BYTES = 1 << 30
 
@@ -37,29 +44,97 @@ class GrammarCompiler:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=os.cpu_count() or 1, cache_limit_bytes=_CACHE_BYTES)
         self._automata = automata
         # Neither value refers to its key, so that a grammar which nobody uses any more is let go.
-        self._indexes: WeakKeyDictionary[Grammar, tuple[Dfa, TokenIndex] | str] = WeakKeyDictionary()
-        self._tokens: WeakKeyDictionary[Grammar, xgrammar.CompiledGrammar] = WeakKeyDictionary()
-        self._lock = Lock()
+        self._indexes: _Once[tuple[Dfa, TokenIndex] | str] = _Once(lambda grammar: index_of(grammar, vocabulary))
+        self._tokens: _Once[xgrammar.CompiledGrammar] = _Once(
+            lambda grammar: self._compiler.compile_grammar(grammar.rules)
+        )
 
-    def compile(self, grammar: Grammar) -> CompiledAutomaton | CompiledGrammar:
+    def compile(self, grammar: Grammar) -> Compiled:
         """Return the grammar compiled for the vocabulary, as an automaton where it can be one."""
         automaton = self.automaton(grammar)
         return self.pushdown(grammar) if isinstance(automaton, str) else automaton
+
+    def known(self, grammar: Grammar) -> Compiled | None:
+        """Return the compiled grammar where it has been compiled before; None else, without waiting."""
+        automaton = self._indexes.known(grammar) if self._automata else ""
+        if isinstance(automaton, tuple):
+            return CompiledAutomaton(grammar, self.vocabulary, *automaton)
+        tokens = self._tokens.known(grammar) if automaton is not None else None
+        return None if tokens is None else CompiledGrammar(grammar, self.vocabulary, tokens)
 
     def automaton(self, grammar: Grammar) -> CompiledAutomaton | str:
         """Return the grammar as an automaton with a token index, or why it is none."""
         if not self._automata:
             return "automata are switched off"
-        with self._lock:
-            found = self._indexes.get(grammar)
-            if found is None:
-                found = self._indexes[grammar] = index_of(grammar, self.vocabulary)
+        found = self._indexes.get(grammar)
         return found if isinstance(found, str) else CompiledAutomaton(grammar, self.vocabulary, *found)
 
     def pushdown(self, grammar: Grammar) -> CompiledGrammar:
         """Return the grammar compiled by xgrammar."""
+        return CompiledGrammar(grammar, self.vocabulary, self._tokens.get(grammar))
+
+
+class _Once(Generic[T]):
+    """What is made of each grammar: once, by the first who asks. Others wait, if it is for the same grammar."""
+
+    def __init__(self, make: Callable[[Grammar], T]) -> None:
+        self._make = make
+        self._made: WeakKeyDictionary[Grammar, Future[T]] = WeakKeyDictionary()
+        self._lock = Lock()
+
+    def get(self, grammar: Grammar) -> T:
         with self._lock:
-            tokens = self._tokens.get(grammar)
-            if tokens is None:
-                tokens = self._tokens[grammar] = self._compiler.compile_grammar(grammar.rules)
-        return CompiledGrammar(grammar, self.vocabulary, tokens)
+            future = self._made.get(grammar)
+            is_first = future is None
+            if future is None:
+                future = self._made[grammar] = Future()
+        if is_first:
+            self._fill(future, grammar)
+        return future.result()
+
+    def known(self, grammar: Grammar) -> T | None:
+        with self._lock:
+            future = self._made.get(grammar)
+        return future.result() if future is not None and future.done() and not future.exception() else None
+
+    def _fill(self, future: Future[T], grammar: Grammar) -> None:
+        try:
+            future.set_result(self._make(grammar))
+        except BaseException as error:
+            with self._lock:  # an error is told to those who wait now, and not kept
+                del self._made[grammar]
+            future.set_exception(error)
+
+
+class CompilerPool:
+    """Threads that compile. However many requests share a grammar, it takes up one of them."""
+
+    def __init__(self, compiler: GrammarCompiler, num_threads: int) -> None:
+        self._compiler = compiler
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="jumpforward-compiler")
+        self._under_way: dict[Grammar, Future[Compiled]] = {}
+        self._lock = Lock()
+
+    def start(self, grammar: Grammar) -> Future[Compiled]:
+        """Return the compiled grammar, as soon as a thread has made it; at once if it was compiled before.
+
+        The future is shared: do not cancel it.
+
+        Raises:
+            RuntimeError: the pool is closed.
+        """
+        known = self._compiler.known(grammar)
+        if known is not None:
+            done: Future[Compiled] = Future()
+            done.set_result(known)
+            return done
+        with self._lock:
+            future = self._under_way.get(grammar)
+            if future is None:
+                future = self._under_way[grammar] = self._threads.submit(self._compiler.compile, grammar)
+                future.add_done_callback(lambda _: self._under_way.pop(grammar, None))
+        return future
+
+    def close(self) -> None:
+        """Let go of the threads, each when it has finished what it compiles. What has not begun is cancelled."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,78 @@
+"""One forward pass over pieces of several runs, and one choice for all of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from jumpforward.decoding.sampling import choose_tokens
+from jumpforward.engine.run import Piece, Run
+from jumpforward.engine.runner import Runner
+from jumpforward.stats import timed_together
+
+
+class Answer(NamedTuple):
+    """What the model says to a run: the arguments of :meth:`Run.take`."""
+
+    piece: Piece
+    chosen: list[int | None]
+    logprobs: torch.Tensor | None
+
+
+def ask(runner: Runner, runs: Sequence[Run], num_tokens: Sequence[int]) -> list[Answer]:
+    """Feed each run that many tokens of what it has prepared; return what it is to :meth:`Run.take`.
+
+    ``runs`` are in rows of one cache, in the order of the rows. If this fails, the runs are as before, save that a
+    cache which cannot be cropped may have moved on.
+    """
+    pieces = [run.piece(count) for run, count in zip(runs, num_tokens, strict=True)]
+    lengths = [run.row.length for run in runs]
+    try:
+        answers = _answers(runner, runs, pieces)
+    except BaseException:
+        for run, length in zip(runs, lengths, strict=True):
+            if run.row.length != length and runner.no_rollback_reason is None:
+                run.row.crop(length)
+        raise
+    for run, piece in zip(runs, pieces, strict=True):
+        run.counters.chunk_lengths[len(piece.ids)] += 1
+    return answers
+
+
+def _answers(runner: Runner, runs: Sequence[Run], pieces: Sequence[Piece]) -> list[Answer]:
+    accounts = [run.counters for run in runs]
+    with timed_together(accounts, "model"):
+        logits = runner.forward(
+            runs[0].row.cache,
+            [piece.ids for piece in pieces],
+            [piece.keep for piece in pieces],
+            [run.row.index for run in runs],
+        )
+    with timed_together(accounts, "choice"):
+        wants = [run.request.logprobs for run in runs]
+        # Before choosing, which overwrites the logits.
+        logprobs = [kept.log_softmax(-1) if wanted else None for kept, wanted in zip(logits, wants, strict=True)]
+        chosen = _choose(runs, pieces, logits)
+    return [Answer(*answer) for answer in zip(pieces, chosen, logprobs, strict=True)]
+
+
+def _choose(runs: Sequence[Run], pieces: Sequence[Piece], logits: Sequence[torch.Tensor]) -> list[list[int | None]]:
+    """Return for each run the model's choice at each row of its piece."""
+    if not any(piece.rows for piece in pieces):
+        return [[] for _ in pieces]
+    lines = [
+        kept if len(kept) == len(piece.asked) else kept[[place - piece.keep[0] for place in piece.asked]]
+        for piece, kept in zip(pieces, logits, strict=True)
+    ]
+    masks = [run.bitmask[list(piece.rows)] for run, piece in zip(runs, pieces, strict=True)]
+    requests = []
+    for run, piece in zip(runs, pieces, strict=True):
+        num_output = len(run.sequence.output_ids)
+        requests.append((run.sampler, [num_output + row for row in piece.rows]))
+    return choose_tokens(_joined(lines), _joined(masks).to(lines[0].device), requests)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
