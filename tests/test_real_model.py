@@ -123,3 +123,23 @@ def test_model_generate_with_xgrammars_processor_agrees_with_masked(real_engine:
     assert comparison.passes("model.generate") == comparison.passes("masked")
     assert torch.isfinite(torch.tensor(comparison.speedup("exact", "masked")))
     assert comparison.table().row_count == 4
+
+
+def test_law_10_on_24_mixed_requests(real_engine: jf.Engine) -> None:
+    grammars = [*map(jf.json_schema, SCHEMAS.values()), *OTHERS.values()]
+    options: list[dict[str, Any]] = [
+        {"policy": "exact"},
+        {"policy": "canonical"},
+        {"policy": "masked", "temperature": 1.0, "seed": 5},
+        {"policy": "exact", "temperature": 0.8, "top_p": 0.9, "seed": 6},
+    ]
+    requests = [
+        {"prompt": PROMPT if number % 3 else f"Request {number}:", "grammar": grammars[number % len(grammars)]}
+        | {"max_new_tokens": 6 + number % 8}
+        | options[number % 4]
+        for number in range(24)
+    ]
+    alone = [real_engine.generate(**request) for request in requests]
+    for result, expected in zip(real_engine.generate_batch(requests, batch_size=6), alone, strict=True):
+        assert result.token_ids == expected.token_ids
+        assert result.provenance == expected.provenance

@@ -108,10 +108,10 @@ def test_unready_requests_hold_nobody_up_and_get_no_priority() -> None:
 
 
 # Joining with a length, becoming ready, leaving.
-moves = st.lists(st.tuples(st.sampled_from(["join", "ready", "leave"]), st.integers(0, 30)), max_size=60)
+moves = st.lists(st.tuples(st.sampled_from(["join", "ready", "leave"]), st.integers(0, 30)), min_size=20, max_size=60)
 
 
-@given(moves=moves, num_rows=st.integers(1, 4), max_cells=st.none() | st.integers(31, 90))
+@given(moves=moves, num_rows=st.integers(1, 4), max_cells=st.sampled_from([None, 31, 50, 70]))
 def test_rows_go_in_the_order_of_becoming_ready_and_memory_is_kept(
     moves: list[tuple[str, int]], num_rows: int, max_cells: int | None
 ) -> None:
