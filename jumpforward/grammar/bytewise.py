@@ -26,24 +26,30 @@ def _compiler() -> xgrammar.GrammarCompiler:
     return xgrammar.GrammarCompiler(info, cache_enabled=False)
 
 
+def compile_bytewise(rules: xgrammar.Grammar) -> xgrammar.CompiledGrammar:
+    """Return a grammar compiled for walks by bytes, which may share it."""
+    return _compiler().compile_grammar(rules)
+
+
 class ByteWalker:
     """A position in a grammar that moves by bytes. Queries change nothing."""
 
-    def __init__(self, grammar: xgrammar.Grammar) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+        """Begin at the start of a grammar that :func:`compile_bytewise` has compiled."""
         import xgrammar
 
-        self._compiled = _compiler().compile_grammar(grammar)
-        self._matcher = xgrammar.GrammarMatcher(self._compiled)
+        self._place_at(xgrammar.GrammarMatcher(compiled))
+
+    def _place_at(self, matcher: xgrammar.GrammarMatcher) -> None:
+        import xgrammar
+
+        self._matcher = matcher
         self._bitmask = xgrammar.allocate_token_bitmask(1, END_ID + 1)
 
     def fork(self) -> ByteWalker:
         """Return an independent walker at the same place."""
-        import xgrammar
-
         other = object.__new__(ByteWalker)
-        other._compiled = self._compiled
-        other._matcher = self._matcher.fork()
-        other._bitmask = xgrammar.allocate_token_bitmask(1, END_ID + 1)
+        other._place_at(self._matcher.fork())
         return other
 
     def reset(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jumpforward.errors import GrammarError, OptionError
 from jumpforward.grammar import schema_checks
-from jumpforward.grammar.bytewise import ByteWalker
+from jumpforward.grammar.bytewise import ByteWalker, compile_bytewise
 from jumpforward.grammar.endless import check_finite
 
 if TYPE_CHECKING:
@@ -61,7 +61,11 @@ class Grammar:
 
     def walker(self) -> ByteWalker:
         """Return a new position at the start of the grammar that moves by bytes."""
-        return ByteWalker(self.rules)
+        return ByteWalker(self._bytewise)
+
+    @cached_property
+    def _bytewise(self) -> xgrammar.CompiledGrammar:
+        return compile_bytewise(self.rules)
 
     def accepts(self, data: bytes) -> bool:
         """Return whether ``data`` is a complete output."""
@@ -143,7 +147,7 @@ def json_schema(
         )
 
     rules = check_finite("json_schema", schema_checks.convert(value, convert))
-    schema_checks.check_numbers(value, lambda part: ByteWalker(convert(part)).forced_bytes())
+    schema_checks.check_numbers(value, lambda part: ByteWalker(compile_bytewise(convert(part))).forced_bytes())
     schema_checks.warn_of_ignored_keywords(value)
     return Grammar("json_schema", json.dumps(value), rules, value, model)
 

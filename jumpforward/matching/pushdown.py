@@ -27,9 +27,7 @@ class CompiledGrammar:
 
     def matcher(self) -> PushdownMatcher:
         """Return a new matcher at the start of the grammar."""
-        # Only where the forced bytes can end inside a character is a second walk over bytes needed.
-        walker = self.grammar.walker() if self.grammar.has_multibyte_literals else None
-        return PushdownMatcher(self, xgrammar.GrammarMatcher(self.tokens), walker, [])
+        return PushdownMatcher(self, xgrammar.GrammarMatcher(self.tokens), None, [])
 
 
 class PushdownMatcher:
@@ -78,12 +76,20 @@ class PushdownMatcher:
         walker = self._walker.fork() if self._walker is not None else None
         return PushdownMatcher(self._compiled, self._tokens.fork(), walker, self._consumed.copy())
 
+    def _bytewise(self) -> ByteWalker:
+        """Return a walker over bytes at the same place: made when it is first asked for, and kept up from then on."""
+        if self._walker is None:
+            self._walker = self._compiled.grammar.walker()
+            for token in self._consumed:
+                self._walker.consume(self._compiled.vocabulary.token_bytes[token])
+        return self._walker
+
     def forced_bytes(self) -> bytes:
         """Return the bytes that every completion starts with, up to where the output may end."""
         if self.is_terminated:  # xgrammar must not be asked then
             return b""
-        if self._walker is not None:
-            return self._walker.forced_bytes()
+        if self._compiled.grammar.has_multibyte_literals:  # only then can they end inside a character
+            return self._bytewise().forced_bytes()
         return str(self._tokens.find_jump_forward_string()).encode()
 
     def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
@@ -95,24 +101,16 @@ class PushdownMatcher:
 
     def following(self, data: bytes) -> Following:
         """Return what may come behind ``data``, which the grammar permits from here."""
-        vocabulary = self._compiled.vocabulary
-        bitmask = xgrammar.allocate_token_bitmask(1, vocabulary.width)
-        if data and not self._tokens.accept_string(data):
+        walker = self._bytewise()
+        if not walker.consume(data):
             raise ValueError(f"the grammar does not permit {data!r} here")
-        self._tokens.fill_next_token_bitmask(bitmask)
-        first_bytes = vocabulary.first_bytes(bitmask.numpy()[0])
-        if vocabulary.unspellable_bytes:  # they begin no token, and may yet follow inside one
-            first_bytes = bytes(sorted({*first_bytes, *vocabulary.unspellable_bytes}))
-        found = Following(first_bytes, bool(self._tokens.is_completed()))
-        if data:
-            self._tokens.rollback(1)
+        found = Following(walker.live_bytes(), walker.is_accepting)
+        walker.rollback(1 if data else 0)
         return found
 
     def live_bytes(self) -> bytes:
         """Return the bytes that may come next, in ascending order."""
-        walker = self._compiled.grammar.walker()
-        walker.consume(self._compiled.vocabulary.text_bytes(self._consumed))
-        return b"" if self.is_terminated else walker.live_bytes()
+        return b"" if self.is_terminated else self._bytewise().live_bytes()
 
     def missing_bytes(self) -> bytes:
         """Return the bytes that may come next and that no token begins with."""

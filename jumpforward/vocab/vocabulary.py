@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tokenizers import models
 
 from jumpforward.errors import TokenizerError
@@ -63,26 +62,9 @@ class Vocabulary:
         return frozenset(token[0] for token in self.token_bytes if token)
 
     @cached_property
-    def unspellable_bytes(self) -> frozenset[int]:
-        """The byte values that begin no token."""
-        return frozenset(range(256)) - self.spellable_bytes
-
-    @cached_property
     def trie(self) -> TokenTrie:
         """The tokens as a trie; built once for all grammars."""
         return TokenTrie.build(self.token_bytes)
-
-    def first_bytes(self, words: np.ndarray) -> bytes:
-        """Return the bytes with which the tokens of a packed mask begin, in ascending order.
-
-        ``words`` is int32 of shape (ceil(width / 32),), as matchers fill it; ids without bytes count for nothing.
-        """
-        trie = self.trie
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-        legal = bits[trie.token_ids]
-        first = trie.children(np.zeros(1, dtype=np.int32))
-        found: bytes = trie.byte[first[np.add.reduceat(legal, trie.subtree_start[first], dtype=np.int32) > 0]].tobytes()
-        return found
 
     def text_bytes(self, ids: Iterable[int]) -> bytes:
         """Return the bytes that ``ids`` stand for, one after the other."""
