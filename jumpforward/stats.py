@@ -63,7 +63,7 @@ class Stats(BaseModel):
         chunk_lengths: how many passes fed how many tokens, as {length: passes}; the prompt's pass is one of them, or
             several where it was cut.
         compile_s: seconds until the grammar was compiled; near 0 when it was compiled before.
-        wait_s: seconds that the request then waited for a row of the cache.
+        wait_s: seconds that the request waited for its turn: to be taken in, and for a row of the cache.
         model_s: seconds inside the model's forward.
         mask_s: seconds spent filling masks and walking the matcher along drafts.
         boundary_s: seconds spent finding forced text and its tokens.
@@ -112,7 +112,10 @@ class Stats(BaseModel):
 
     @property
     def overhead_s(self) -> float:
-        """Seconds outside the model's forward, compiling and waiting left aside."""
+        """Seconds outside the model's forward, compiling and waiting left aside.
+
+        With other requests beside it, also the seconds of passes in which it had no part.
+        """
         return self.total_s - self.model_s - self.compile_s - self.wait_s
 
     def table(self) -> Table:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -301,6 +304,25 @@ def test_an_engine_is_let_go_when_its_requests_have_ended() -> None:
         until(lambda: gone() is None)
     finally:
         gc.enable()
+
+
+UNFINISHED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_serving import LONG, PIECES, jf, scripted_engine
+engine = scripted_engine(PIECES, batch_size=1)
+handles = [engine.submit("a", LONG, max_new_tokens=400, policy="masked") for _ in range(50)]
+next(handles[0])
+print("leaves")
+"""
+
+
+def test_a_program_that_ends_is_not_kept_by_its_requests() -> None:
+    tests = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", UNFINISHED, str(tests)], cwd=tests.parent, capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["leaves"], "")
 
 
 def soak_script(width: int) -> Any:

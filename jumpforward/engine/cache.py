@@ -10,9 +10,9 @@ everything, and have a mask of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from operator import add
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,32 +49,51 @@ def layer_kinds(config: PreTrainedConfig) -> list[LayerKind] | str:
 
 
 @dataclass
-class _Place:
-    """Where the current chunk goes; shared by all layers."""
+class _Chunk:
+    """What a pass writes."""
 
-    num_rows: int  # of the buffers
-    capacity: int = 0
-    rows: Sequence[int] = ()  # those in the pass, ascending
-    starts: Sequence[int] = ()  # of each, the length before the chunk
-    counts: Sequence[int] = ()  # of each, the number of its true tokens
+    rows: Sequence[int]  # those in the pass, ascending
+    starts: Sequence[int]  # of each, the length before the chunk
+    counts: Sequence[int]  # of each, the number of its true tokens
+    _targets: dict[torch.device, tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
-    @property
-    def len_chunk(self) -> int:
-        return max(self.counts, default=0)
+    @cached_property
+    def length(self) -> int:
+        return max(self.counts)
 
-    @property
+    @cached_property
     def end(self) -> int:
-        return max(map(add, self.starts, self.counts), default=0)
+        return max(start + count for start, count in zip(self.starts, self.counts, strict=True))
 
-    @property
+    @cached_property
     def is_even(self) -> bool:
         return len(set(zip(self.starts, self.counts, strict=True))) == 1
 
-    @property
+    @cached_property
     def index(self) -> slice | list[int]:
         """What selects the rows: a slice where they lie together, since that copies nothing."""
         first, last = self.rows[0], self.rows[-1]
         return slice(first, last + 1) if last - first + 1 == len(self.rows) else list(self.rows)
+
+    def targets(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Return, for each token that is no padding, its row in the pass and in the buffer, and its place in both.
+
+        They are made once a device, and not once a layer.
+        """
+        if device not in self._targets:
+            rows = enumerate(zip(self.rows, self.starts, self.counts, strict=True))
+            places = [(at, row, col, start + col) for at, (row, start, count) in rows for col in range(count)]
+            self._targets[device] = tuple(torch.tensor(places, device=device).unbind(1))
+        return self._targets[device]
+
+
+@dataclass
+class _Place:
+    """The shape of the buffers, and what is written to them; shared by all layers."""
+
+    num_rows: int = 0
+    capacity: int = 0
+    chunk: _Chunk = field(default_factory=lambda: _Chunk([0], [0], [0]))
 
 
 class RowLayer(CacheLayerMixin):
@@ -95,27 +114,21 @@ class RowLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a chunk at each row's offset; return the rows in the pass up to the end of the longest."""
-        place = self._place
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self.keys, self.values = [self._reshaped(buffer) for buffer in self.buffers]
-        index = place.index
-        if place.is_even:
-            start, end = place.starts[0], place.end
+        chunk = self._place.chunk
+        index, end = chunk.index, chunk.end
+        if chunk.is_even:
+            start = chunk.starts[0]
             keys[index, :, start:end] = key_states
             values[index, :, start:end] = value_states
         else:
-            rows, chunk_at, where = (torch.tensor(column, device=keys.device) for column in self._true_tokens())
+            passed, rows, columns, where = chunk.targets(keys.device)
             # Advanced indices around a slice put their axis first: (true tokens, kv_heads, head_dim).
-            buffer_rows = torch.tensor(place.rows, device=keys.device)[rows]
-            keys[buffer_rows, :, where] = key_states[rows, :, chunk_at]
-            values[buffer_rows, :, where] = value_states[rows, :, chunk_at]
-        return keys[index, :, : place.end], values[index, :, : place.end]
-
-    def _true_tokens(self) -> Iterable[tuple[int, ...]]:
-        """Return, for each token that is no padding, its row in the pass, its place in the chunk, and in the buffer."""
-        rows = enumerate(zip(self._place.starts, self._place.counts, strict=True))
-        return zip(*((row, at, start + at) for row, (start, count) in rows for at in range(count)), strict=True)
+            keys[rows, :, where] = key_states[passed, :, columns]
+            values[rows, :, where] = value_states[passed, :, columns]
+        return keys[index, :, :end], values[index, :, :end]
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
@@ -137,7 +150,7 @@ class RowLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         """Return the length before the current chunk."""
-        return max(self._place.starts, default=0)
+        return max(self._place.chunk.starts)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of keys that :meth:`update` will give, and the position of the first."""
@@ -156,7 +169,7 @@ class KVCache(Cache):
     """
 
     def __init__(self, kinds: Sequence[LayerKind], num_rows: int = 1, *, max_cells: int | None = None) -> None:
-        self._place = _Place(0)
+        self._place = _Place()
         self._lengths = [0] * num_rows
         self._written = [0] * num_rows  # how far each row may hold anything but zeros
         self._kinds = dict.fromkeys(kinds)
@@ -220,12 +233,11 @@ class KVCache(Cache):
         Raises:
             RuntimeError: the buffers would outgrow ``max_cells``.
         """
-        place = self._place
-        place.rows = range(len(self._lengths)) if rows is None else rows
-        place.starts = [self._lengths[row] for row in place.rows]
-        place.counts = counts
-        self._make_room(max(place.rows), place.end)
-        for row, start, count in zip(place.rows, place.starts, counts, strict=True):
+        rows = range(len(self._lengths)) if rows is None else rows
+        chunk = _Chunk(rows, [self._lengths[row] for row in rows], counts)
+        self._make_room(rows[-1], chunk.end)
+        self._place.chunk = chunk
+        for row, start, count in zip(rows, chunk.starts, counts, strict=True):
             self._written[row] = max(self._written[row], start + count)
 
     def _make_room(self, last_row: int, end: int) -> None:
@@ -242,14 +254,16 @@ class KVCache(Cache):
 
     def advance(self) -> None:
         """Take the announced chunk as written."""
-        for row, start, count in zip(self._place.rows, self._place.starts, self._place.counts, strict=True):
+        chunk = self._place.chunk
+        for row, start, count in zip(chunk.rows, chunk.starts, chunk.counts, strict=True):
             self._lengths[row] = start + count
 
     def positions(self, device: torch.device) -> torch.Tensor:
         """Return the positions of the announced chunk, shape (rows, chunk). Padding repeats a row's last one."""
-        place = self._place
-        starts, counts = (torch.tensor(column, device=device)[:, None] for column in (place.starts, place.counts))
-        return starts + torch.arange(place.len_chunk, device=device).minimum((counts - 1).clamp_(min=0))
+        chunk = self._place.chunk
+        starts, counts = torch.tensor([chunk.starts, chunk.counts], device=device)[:, :, None]
+        columns = torch.arange(chunk.length, device=device)
+        return torch.add(starts, columns.minimum((counts - 1).clamp(min=0)))
 
     def attention_mask(self, device: torch.device, dtype: torch.dtype | None) -> Any:
         """Return what the announced chunk may attend to, in the form that the model takes.
@@ -262,13 +276,13 @@ class KVCache(Cache):
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _mask(self, window: int | None, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor | None:
-        place = self._place
+        chunk = self._place.chunk
         # Only SDPA knows by itself that a prompt is causal; one position sees everything in any case.
-        plain = place.is_even and (place.len_chunk == 1 or (place.starts[0] == 0 and dtype is None))
-        if plain and (window is None or place.end <= window):
+        plain = chunk.is_even and (chunk.length == 1 or (chunk.starts[0] == 0 and dtype is None))
+        if plain and (window is None or chunk.end <= window):
             return None
         query = self.positions(device)[:, None, :, None]  # (rows, 1, chunk, 1)
-        key = torch.arange(place.end, device=device)  # (keys,)
+        key = torch.arange(chunk.end, device=device)  # (keys,)
         allowed = key <= query
         if window is not None:
             allowed &= key > query - window

@@ -78,7 +78,10 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         self.max_draft = max_draft
-        self.vocabulary = Vocabulary.from_tokenizer(tokenizer, width=self._runner.width, end_ids=self._end_ids())
+        own_end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.vocabulary = Vocabulary.from_tokenizer(
+            tokenizer, width=self._runner.width, end_ids=[*self._runner.end_ids, *own_end]
+        )
         encoder = PlainEncoder(tokenizer, self.vocabulary)
         self._boundary = Boundary(encoder, StableBorders(tokenizer, self.vocabulary))
         self._drafters: tuple[Drafter, ...] = (ForcedText(self._boundary),)
@@ -243,11 +246,6 @@ class Engine:
     def compiler(self) -> GrammarCompiler:
         """What compiles grammars for this vocabulary. Calls do that by themselves, once for each grammar."""
         return self._compiler
-
-    def _end_ids(self) -> list[int]:
-        """Return every id that ends an output: those of the generation config, and the tokenizer's."""
-        own = self.tokenizer.eos_token_id
-        return self._runner.end_ids if own is None else [*self._runner.end_ids, own]
 
     def _alone(self, prompt: Prompt, grammar: Grammar, options: GenerationOptions) -> tuple[Task, Loop]:
         """Return a request and a loop of its own with nothing else in it, the grammar compiled."""

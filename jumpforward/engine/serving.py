@@ -71,7 +71,7 @@ class Serving:
             raise
 
     def _begin(self, request: Request, counters: Counters, new_run: NewRun) -> Handle:
-        counters.lap("line")
+        counters.lap("wait")
         service = self._service
         task = ServedTask(
             request,
