@@ -12,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from typing import Any
 from strategies import fast
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import TikTokenConverter, generate_merges
+from transformers.convert_slow_tokenizer import generate_merges
 
 from jumpforward.engine.pretrained import load_tokenizer
+from jumpforward.vocab.vocabulary import BYTE_LETTERS
 
 REQUIREMENTS = Path(__file__).with_name("tokenizers.txt")
 _NUM_TEKKEN_SPECIAL = 1000
@@ -78,26 +79,28 @@ def _folder(package: str) -> Path:
 # -- byte-level BPE, from ranks --
 
 
-class _RanksConverter(TikTokenConverter):
-    """Transformers' converter, for ranks that have been read."""
-
-    @staticmethod
-    def load_tiktoken_bpe(tiktoken_url: Any) -> Ranks:
-        return tiktoken_url
-
-
 def _tiktoken_ranks(file: Path) -> Ranks:
     data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     pairs = (line.split() for line in data.splitlines() if line)
     return {base64.b64decode(token): int(rank) for token, rank in pairs}
 
 
+def _merges(listed: Ranks) -> Iterator[tuple[bytes, bytes]]:
+    """Give every way to make a token of two others, in the order of the tokens and then of their parts."""
+    for token in sorted(listed, key=listed.__getitem__):
+        ways = ((token[:place], token[place:]) for place in range(1, len(token)))
+        known = [way for way in ways if way[0] in listed and way[1] in listed]
+        yield from sorted(known, key=lambda way: (listed[way[0]], listed[way[1]]))
+
+
 def _byte_level(
     listed: Ranks, pattern: str, special: list[str], end: str, normalizer: Any = None, first: int = 0
 ) -> PreTrainedTokenizerFast:
     """Return the tokenizer of these ranks; its first ``first`` special tokens come before them."""
-    vocabulary, merges = _RanksConverter(listed).extract_vocab_merges_from_model(listed)
+    letters_of = {token: "".join(map(BYTE_LETTERS.__getitem__, token)) for token in listed}
+    vocabulary = {letters_of[token]: index for token, index in listed.items()}
     vocabulary |= {content: index for index, content in enumerate(special[:first])}
+    merges = [(letters_of[left], letters_of[right]) for left, right in _merges(listed)]
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), letters])
@@ -136,7 +139,7 @@ def _tekken() -> PreTrainedTokenizerFast:
 
 
 def _pieces(file: str) -> list[tuple[str, int]]:
-    """Return a SentencePiece model's pieces with their types: 1 text, 2 unknown, 3 control, 6 byte."""
+    """Return a SentencePiece model's pieces with their types: 1 text, 2 unknown, 3 control, 4 always whole, 6 byte."""
     from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto()
@@ -160,8 +163,8 @@ def _sentencepiece(file: str, *, prepend: bool = True) -> PreTrainedTokenizerFas
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *[decoders.Strip(" ", 1, 0)] * prepend]
     )
-    special = [AddedToken(piece, normalized=False) for piece, kind in pieces if kind in (2, 3)]
-    backend.add_special_tokens(special)
+    backend.add_special_tokens([AddedToken(piece, normalized=False) for piece, kind in pieces if kind in (2, 3)])
+    backend.add_tokens([AddedToken(piece, normalized=False) for piece, kind in pieces if kind == 4])
     return fast(backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import unicodedata
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
@@ -15,52 +14,23 @@ import real_tokenizers
 from documents import FOLDER, drawn, own
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from kits import kit
 from strategies import any_text, border_texts, same_beginning
 
-from jumpforward.decoding.boundary import Boundary
-from jumpforward.matching.compiler import GrammarCompiler
-from jumpforward.vocab.borders import StableBorders
 from jumpforward.vocab.canonical import find_seams
 from jumpforward.vocab.cutting import Cutting
-from jumpforward.vocab.encoder import NASTY_TEXTS, PLAIN_TEXTS, PlainEncoder
+from jumpforward.vocab.encoder import NASTY_TEXTS, PLAIN_TEXTS
 from jumpforward.vocab.following import ANY_TEXT, Following
 from jumpforward.vocab.split_rule import END
-from jumpforward.vocab.vocabulary import Vocabulary, backend_spec, components
+from jumpforward.vocab.vocabulary import backend_spec, components
 
 NAMES = real_tokenizers.NAMES
 BYTE_LEVEL = ("smollm2", "qwen2.5", "qwen3.6", "deepseek-v3", "tekken", "cl100k", "o200k")
 COMPOSING = ("qwen2.5", "qwen3.6", "mon-unigram")  # NFC
 LOSSLESS = tuple(name for name in NAMES if name not in COMPOSING)
-NUM_DRAWN = 10
+NUM_DRAWN = 6
 
 every = pytest.mark.parametrize("name", NAMES)
-
-
-@dataclass(frozen=True)
-class Kit:
-    """A tokenizer, and what this package makes of it."""
-
-    tokenizer: object
-    vocabulary: Vocabulary
-    encoder: PlainEncoder
-    borders: StableBorders
-    boundary: Boundary
-    compiler: GrammarCompiler
-
-
-@cache
-def loaded(name):
-    tokenizer = real_tokenizers.load(name)
-    vocabulary = Vocabulary.from_tokenizer(tokenizer)
-    encoder, borders = PlainEncoder(tokenizer, vocabulary), StableBorders(tokenizer, vocabulary)
-    return Kit(tokenizer, vocabulary, encoder, borders, Boundary(encoder, borders), GrammarCompiler(vocabulary))
-
-
-def kit(name):
-    try:
-        return loaded(name)
-    except real_tokenizers.MissingPackageError as error:
-        pytest.skip(str(error))
 
 
 def test_every_package_is_installed():
