@@ -124,8 +124,8 @@ def _tekken_file() -> dict[str, Any]:
 
 def _tekken_ranks() -> Ranks:
     file = _tekken_file()
-    listed = file["vocab"][: file["config"]["default_vocab_size"] - _NUM_TEKKEN_SPECIAL]
-    return {base64.b64decode(token["token_bytes"]): token["rank"] + _NUM_TEKKEN_SPECIAL for token in listed}
+    used = file["vocab"][: file["config"]["default_vocab_size"] - _NUM_TEKKEN_SPECIAL]
+    return {base64.b64decode(token["token_bytes"]): token["rank"] + _NUM_TEKKEN_SPECIAL for token in used}
 
 
 def _tekken() -> PreTrainedTokenizerFast:

@@ -13,7 +13,7 @@ import jumpforward as jf
 hf = pytest.importorskip("llguidance.hf")
 llguidance = pytest.importorskip("llguidance")
 
-NUM_DRAWN = 15
+NUM_DRAWN = 8
 FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
