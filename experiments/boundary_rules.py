@@ -1,12 +1,13 @@
 """How much forced text may be written at once, by the rules of several engines, and how much of that is wrong?
 
-    python experiments/boundary_rules.py FOLDER_WITH_JSONL [--quick] [--documents 400] [--tokenizers smollm2 ...]
+    python experiments/boundary_rules.py [FOLDER] [--quick] [--documents 400] [--tokenizers smollm2 ...]
 
-Documents are valid instances of the schemas in FOLDER, drawn with a fixed seed, as `json.dumps` writes them; a document
-counts where its schema's grammar (fixed separators, strict) accepts it. It is walked token by canonical token. Wherever
-the grammar forces bytes behind one of its tokens each rule says which tokens it would write there, and is right where
-the document goes on with exactly these: wrong means that the tokenizer spells the finished document otherwise. The walk
-then goes on behind the forced bytes, so that every rule sees the same runs:
+Documents are valid instances of the schemas in FOLDER (lines with 'schema' and 'valid'; see tests/documents.py for
+where it is by default), drawn with a fixed seed, as `json.dumps` writes them; a document counts where its schema's
+grammar (fixed separators, strict) accepts it. It is walked token by canonical token. Wherever the grammar forces bytes
+behind one of its tokens each rule says which tokens it would write there, and is right where the document goes on with
+exactly these: wrong means that the tokenizer spells the finished document otherwise. The walk then goes on behind the
+forced bytes, so that every rule sees the same runs:
 
   alone       the tokens of the forced bytes by themselves, all of them
   longest     greedy longest match over the vocabulary, all of it: xgrammar's find_jump_forward_tokens
@@ -53,7 +54,7 @@ from jumpforward.vocab.vocabulary import Vocabulary
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import real_tokenizers
-from documents import Document, drawn
+from documents import FOLDER, Document, drawn
 
 ERR = Console(stderr=True)
 LOOK_BACK = 4
@@ -176,11 +177,13 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="a folder of .jsonl files with 'schema' and 'valid' in each row")
+    parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
     parser.add_argument("--documents", type=int, default=400)
     parser.add_argument("--tokenizers", nargs="+", default=real_tokenizers.NAMES, choices=real_tokenizers.NAMES)
     parser.add_argument("--quick", action="store_true", help="30 documents")
     options = parser.parse_args()
+    if not any(options.folder.glob("*.jsonl")):
+        parser.error(f"expected .jsonl files in {options.folder}, and there are none")
     if options.quick:
         options.documents = 30
     return options
