@@ -58,6 +58,7 @@ from documents import FOLDER, Document, drawn
 
 ERR = Console(stderr=True)
 LOOK_BACK = 4
+QUICK = ("smollm2", "cl100k", "mistral-v1", "mon-unigram")
 
 Tokens = tuple[int, ...]
 
@@ -180,12 +181,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
     parser.add_argument("--documents", type=int, default=400)
     parser.add_argument("--tokenizers", nargs="+", default=real_tokenizers.NAMES, choices=real_tokenizers.NAMES)
-    parser.add_argument("--quick", action="store_true", help="30 documents")
+    parser.add_argument("--quick", action="store_true", help="30 documents, a tokenizer of each kind")
     options = parser.parse_args()
     if not any(options.folder.glob("*.jsonl")):
         parser.error(f"expected .jsonl files in {options.folder}, and there are none")
     if options.quick:
-        options.documents = 30
+        options.documents, options.tokenizers = 30, QUICK
     return options
 
 
