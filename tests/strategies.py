@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 import jumpforward as jf
+from jumpforward.vocab.encoder import PlainEncoder
 
 # Few letters, so that drawn strings share beginnings; two of them share the byte E9 9C / E6, two F0 9F 98.
 LETTERS = 'ab{": ,霍霏比😀😁'
@@ -20,6 +21,18 @@ words = st.text(LETTERS, min_size=1, max_size=6)
 languages = st.lists(st.text(LETTERS, max_size=8), min_size=1, max_size=6, unique=True)
 pieces = st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=12, unique=True)
 any_text = st.text(st.characters(codec="utf-8"), max_size=20)
+
+# What pre-tokenizers and merges tell apart.
+FRAGMENTS = [
+    '{"', '": "', '", "', '": ', '"}', ", ", "[", "]", "name", "order", "_id", "s", "re", "'", "'s", "'l",
+    "'r", " ", "  ", "   ", "\n", "\n\n", "\t ", "\u00a0", "\u2028", "\x1c", "1", "12", "٣", "½", "a", "ab", "abcdef",
+    "fg", "z", "é", "e\u0301", "霍", "霍格", "😀", "\u200d", ".", "...", "_", "(", "foo", "foobar", "fo", "▁",
+]  # fmt: skip
+border_texts = st.one_of(
+    st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join),
+    st.text("abcdefgxz' ", max_size=10),
+    any_text,
+)
 
 
 # -- grammars --
@@ -185,3 +198,11 @@ def with_words(tokenizer: PreTrainedTokenizerFast, *added: AddedToken) -> PreTra
     copy = fast(Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), **tokenizer.special_tokens_map)
     copy.add_tokens(list(added))
     return copy
+
+
+def same_beginning(encoder: PlainEncoder, ids: tuple[int, ...], text: str, num_tokens: int) -> bool:
+    """Whether the encoding of a longer text begins with these tokens, also where it is no round trip."""
+    longer = encoder.encode(text.encode())
+    if longer is None:
+        return encoder._anchors != ("",) or tuple(encoder._raw(text)[:num_tokens]) == ids[:num_tokens]
+    return longer[:num_tokens] == ids[:num_tokens]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 
 import pytest
 import xgrammar
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import grammars, languages, pieces
 
@@ -252,8 +253,29 @@ def test_a_grammar_is_compiled_once_and_shared(monkeypatch):
     assert compiler.compile(grammar).index is compiler.compile(grammar).index
     assert first.tokens is second.tokens
     assert len(calls) == 1
-    compiler.pushdown(jf.choice(["ab"]))
+    assert compiler.pushdown(jf.choice(["ab"])).tokens is first.tokens
+    assert len(calls) == 1
+    compiler.pushdown(jf.choice(["abc"]))
     assert len(calls) == 2
+
+
+# A character that is printed as an escape, in front of a letter that could be one more digit of it.
+texts_with_digits = st.text("\x01\x80éß霍😀ae0f9g\\", min_size=1, max_size=6)
+
+
+@given(texts_with_digits)
+@example("idée")
+@example("größe")
+@example("\x01e")
+def test_texts_that_look_like_longer_escapes_are_matched_as_they_are(text):
+    compiler = compiler_of([])
+    for grammar in (jf.choice([text]), jf.json_schema({"const": text})):
+        data = (text if grammar.kind == "choice" else json.dumps(text, ensure_ascii=False)).encode()
+        matcher = compiler.pushdown(grammar).matcher()
+        assert matcher.forced_bytes() == data
+        assert matcher.following(data).may_end
+        assert all(map(matcher.consume, data))
+        assert matcher.is_accepting
 
 
 def test_the_compiler_lets_grammars_go():

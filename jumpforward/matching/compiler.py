@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from threading import Lock
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -22,14 +23,14 @@ Compiled = CompiledAutomaton | CompiledGrammar
 
 T = TypeVar("T")
 
-_CACHE_BYTES = 1 << 30
+_CACHED_GRAMMARS = 256
 
 
 class GrammarCompiler:
     """Compiles grammars for one vocabulary.
 
     Regular grammars become an automaton with a token index where that stays within limits; all others are
-    xgrammar's. The same :class:`Grammar` object is compiled once, and xgrammar also caches by the rules.
+    xgrammar's. The same rules are compiled once as long as they are among the last few hundred.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, automata: bool = True) -> None:
@@ -41,12 +42,15 @@ class GrammarCompiler:
             vocab_size=vocabulary.width,
             stop_token_ids=list(vocabulary.end_ids),
         )
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=os.cpu_count() or 1, cache_limit_bytes=_CACHE_BYTES)
+        # xgrammar's own cache prints the rules and parses them again, and reads a printed `\xe9` in front of an `e` as
+        # one character with four digits: `idée` becomes another word.
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=os.cpu_count() or 1, cache_enabled=False)
+        self._compiled = lru_cache(maxsize=_CACHED_GRAMMARS)(self._compile_rules)
         self._automata = automata
         # Neither value refers to its key, so that a grammar which nobody uses any more is let go.
         self._indexes: _Once[tuple[Dfa, TokenIndex] | str] = _Once(lambda grammar: index_of(grammar, vocabulary))
         self._tokens: _Once[xgrammar.CompiledGrammar] = _Once(
-            lambda grammar: self._compiler.compile_grammar(grammar.rules)
+            lambda grammar: self._compiled(grammar.rules.serialize_json())
         )
 
     def compile(self, grammar: Grammar) -> Compiled:
@@ -72,6 +76,9 @@ class GrammarCompiler:
     def pushdown(self, grammar: Grammar) -> CompiledGrammar:
         """Return the grammar compiled by xgrammar."""
         return CompiledGrammar(grammar, self.vocabulary, self._tokens.get(grammar))
+
+    def _compile_rules(self, rules: str) -> xgrammar.CompiledGrammar:
+        return self._compiler.compile_grammar(xgrammar.Grammar.deserialize_json(rules))
 
 
 class _Once(Generic[T]):
