@@ -85,6 +85,7 @@ def json_schema(
     whitespace: Whitespace = "fixed",
     max_whitespace: int | None = 32,
     strict: bool = True,
+    any_order: bool = False,
 ) -> Grammar:
     """Return the grammar of the JSON documents that a schema describes, keys in the schema's order.
 
@@ -97,6 +98,7 @@ def json_schema(
             model cannot fill its budget with them. None sets no limit.
         strict: no properties or items beyond those that the schema names. False follows the JSON
             Schema standard, where an object is open unless it says otherwise.
+        any_order: keys in any order, so that each key is a choice among those that are left.
 
     Raises:
         GrammarError: not JSON, not a schema, or a schema that xgrammar refuses; the message says
@@ -123,6 +125,7 @@ def json_schema(
             separators=None if flexible else _SEPARATORS[whitespace],
             max_whitespace_cnt=max_whitespace if flexible else None,
             strict_mode=strict,
+            any_order=any_order,
         )
 
     rules = check_finite("json_schema", schema_checks.convert(value, convert))
