@@ -95,7 +95,7 @@ def _line_row(index: int, line: str) -> Row:
         return Row(index=index, id=name, problem=f"not JSON: {error}")
     if not isinstance(value, dict) or "schema" not in value:
         return Row(index=index, id=name, problem="expected an object with a schema in it")
-    instances = next((value[key] for key in _INSTANCES if key in value), [])
+    instances: Any = next((value[key] for key in _INSTANCES if key in value), [])
     group = next((str(value[key]) for key in _GROUPS if key in value), "")
     row = Row(index=index, id=str(value.get("id", name)), group=group, schema_=value["schema"])
     if not isinstance(instances, list):
@@ -111,9 +111,10 @@ def _schema_files(folder: Path) -> list[Path]:
 def _file_row(index: int, path: Path) -> Row:
     name = path.name.removesuffix(".json").removesuffix(".schema")
     row = Row(index=index, id=name)
+    instances: list[Any]
     try:
         schema = json.loads(path.read_text(encoding="utf-8"))
-        instances: list[Any] = list(_instance_values(path.parent, name))
+        instances = list(_instance_values(path.parent, name))
     except (OSError, ValueError, RecursionError) as error:
         return row.model_copy(update={"problem": f"not JSON that can be read: {error}"})
     return row.model_copy(update={"schema_": schema, "instances": instances})

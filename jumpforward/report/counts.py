@@ -54,7 +54,7 @@ class ByteCounts(Counts):
         num_choices: bytes that were not forced: ``num_bytes - num_forced_bytes``.
         stops: choices by the reason why forcing had stopped in front of them: ``branch``, ``accepting``,
             ``whitespace``, ``recursion`` (see :mod:`jumpforward.grammar.paths` and :class:`.walk.Choice`).
-        live: choices with the reason ``branch`` or ``recursion``, as {number of bytes that were legal: choices}.
+        live: choices with the reason ``branch``, as {number of bytes that were legal: choices}.
         run_lengths: {bytes: runs of that length}.
         shares: {per cent of a document's bytes that were forced, rounded down: documents}.
     """
@@ -179,6 +179,36 @@ class Tally(Counts):
     bytes: ByteCounts = ByteCounts()
     tokens: dict[str, TokenCounts] = {}
     gains: dict[str, Gain] = {}
+
+
+class RunCounts(Counts):
+    """Runs of one policy.
+
+    Attributes:
+        num_records: runs.
+        num_complete: of these, with a complete output.
+        numbers: the sums of all counts in the runs' statistics (:class:`jumpforward.Stats`), by their names there.
+        chunk_lengths: {tokens fed: passes}, the prompt's passes among them.
+    """
+
+    num_records: int = 0
+    num_complete: int = 0
+    numbers: dict[str, int] = {}
+    chunk_lengths: dict[int, int] = {}
+
+
+class RunTotals(Counts):
+    """All runs of a file.
+
+    Attributes:
+        num_records: runs.
+        num_unmatched: complete runs whose ``id`` names no schema of the corpus.
+        policies: figures by policy.
+    """
+
+    num_records: int = 0
+    num_unmatched: int = 0
+    policies: dict[str, RunCounts] = {}
 
 
 def histogram(values: Any) -> dict[int, int]:

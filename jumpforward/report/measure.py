@@ -77,7 +77,7 @@ def byte_counts(found: Walk) -> ByteCounts:
         num_runs=len(starts),
         num_choices=len(found.choices),
         stops=dict(Counter(choice.stop for choice in found.choices)),
-        live=histogram(len(choice.live) for choice in found.choices if choice.stop in ("branch", "recursion")),
+        live=histogram(len(choice.live) for choice in found.choices if choice.stop == "branch"),
         run_lengths=histogram(ends[start] - start for start in starts),
         shares={100 * num_forced // max(1, len(found.data)): 1},
     )
