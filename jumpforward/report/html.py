@@ -12,13 +12,13 @@ from markupsafe import Markup
 
 import jumpforward
 from jumpforward.report.chunk_cost import ChunkCost
-from jumpforward.report.counts import TokenCounts
+from jumpforward.report.counts import RunTotals, TokenCounts
 from jumpforward.report.layout import written_whole
 from jumpforward.report.plots import plots
 from jumpforward.report.results import SchemaResult, SettingResult
-from jumpforward.report.runs import RunTotals, runs_table
+from jumpforward.report.runs import runs_table
 from jumpforward.report.settings import Options
-from jumpforward.report.table import Table, short
+from jumpforward.report.table import Table, percent, short
 from jumpforward.report.tables import tables
 from jumpforward.report.totals import Totals
 
@@ -61,6 +61,7 @@ def write_html(path: Path, page: Page, results: Callable[[], Iterable[SchemaResu
     stream = environment.get_template("report.html.j2").stream(
         page=page,
         version=jumpforward.__version__,
+        tiles=tiles(page.totals),
         plots=[(title, Markup(svg)) for title, svg in plots(page.totals)],
         settings=script_json([setting.name for setting in page.options.settings]),
         tokenizers=script_json([short(name) for name in page.options.tokenizers]),
@@ -69,6 +70,23 @@ def write_html(path: Path, page: Page, results: Callable[[], Iterable[SchemaResu
     )
     with written_whole(path) as file:
         file.writelines(stream)
+
+
+def tiles(totals: Totals) -> list[tuple[str, str]]:
+    """Return the few figures that come first: those of the first setting and the first tokenizer."""
+    found = [("schemas", str(totals.num_schemas)), ("of these without a result", str(totals.num_problems))]
+    first = next(totals.whole(), None)
+    if first is None:
+        return found
+    documents, name, tally = first
+    accepted = f"{tally.num_accepted} of {tally.num_accepted + tally.num_rejected}"
+    found += [(f"documents accepted ({documents}; {name})", accepted)]
+    found += [("of bytes forced", percent(tally.bytes.share_forced))]
+    for tokenizer, counts in list(tally.tokens.items())[:1]:
+        fewest, most = (100 * counts.share_of_passes(f"exact_{bound}") for bound in ("fewest", "most"))
+        found += [(f"of tokens forced, {short(tokenizer)}", percent(counts.share_forced))]
+        found += [("of masked's passes with exact, predicted", f"{fewest:.0f} - {most:.0f} %")]
+    return found
 
 
 def script_json(value: Any) -> Markup:

@@ -66,7 +66,8 @@ def groups_plot(totals: Totals, source: Any, tokenizer: str) -> str:
             axes.barh(places, [share(group, name) for group in order], height * 0.9, label=name, color=_colour(index))
         axes.set_yticks([place - 0.4 + height / 2 for place in range(len(order))], order)
         axes.set_xlabel("per cent of tokens")
-        axes.legend(loc="lower right")
+        axes.set_ylim(-1 + height / 2, len(order) - 0.4 + height / 2)
+        _legend_above(axes)
     return done[0]
 
 
@@ -90,7 +91,7 @@ def passes_plot(whole: dict[str, Tally]) -> str:
         axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=8)
         axes.set_xlim(0, 104)
         axes.set_xlabel("per cent; left end: all drafts confirmed, right end: none")
-        axes.legend(loc="lower left")
+        _legend_above(axes)
     return done[0]
 
 
@@ -105,7 +106,7 @@ def stops_plot(whole: dict[str, Tally]) -> str:
             axes.barh(names, widths, 0.6, left=left, label=reason, color=_colour(index))
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.set_xlabel("per cent of bytes")
-        axes.legend(ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9, columnspacing=1.2)
+        _legend_above(axes)
     return done[0]
 
 
@@ -120,7 +121,7 @@ def runs_plot(whole: dict[str, Tally]) -> str:
         axes.set_xlabel(f"bytes ({_MAX_RUN}: that or more)")
         axes.set_ylabel("forced runs")
         axes.set_ylim(bottom=0)
-        axes.legend()
+        _legend_above(axes)
     return done[0]
 
 
@@ -130,6 +131,10 @@ def _by_reason(tally: Tally) -> dict[str, float]:
     numbers = {"forced": counts.num_forced_bytes, "free text": free, "branch": counts.stops.get("branch", 0) - free}
     numbers |= {stop: counts.stops.get(stop, 0) for stop in ("recursion", "accepting", "whitespace")}
     return {reason: 100 * number / max(1, counts.num_bytes) for reason, number in numbers.items()}
+
+
+def _legend_above(axes: Axes) -> None:
+    axes.legend(ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9, columnspacing=1.2)
 
 
 def _colour(index: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any
 
 from jumpforward.grammar.bytewise import ByteWalker
@@ -22,7 +22,8 @@ class Choice:
     Attributes:
         place: the byte's index in the document.
         stop: why forcing stopped in front of it; never ``join``. ``recursion`` where an earlier choice on the way had
-            the same live bytes and the way from there, which holds forced text, can be gone again and again.
+            the same live bytes and the way from there can be gone again and again; on it lies text that was
+            forced, or would have been without optional whitespace. Digits and free text are no such way.
         live: the bytes that were legal.
     """
 
@@ -129,9 +130,14 @@ def _stop(walker: ByteWalker, edge: ForcedEdge, data: bytes, forced: Sequence[bo
         return edge.stop
     place = len(forced)
     earlier = next((choice.place for choice in reversed(choices) if choice.live == edge.live), place)
-    if any(forced[earlier:]) and repeats(walker, data[earlier:place], edge.live):
-        return "recursion"
-    return "branch"
+    loops = _has_fixed_text(earlier, forced, choices) and repeats(walker, data[earlier:place], edge.live)
+    return "recursion" if loops else "branch"
+
+
+def _has_fixed_text(start: int, forced: Sequence[bool], choices: Sequence[Choice]) -> bool:
+    """Whether a byte from ``start`` on was forced, or would have been but for optional whitespace."""
+    spaced = takewhile(lambda choice: choice.place >= start, reversed(choices))
+    return any(forced[start:]) or any(choice.stop == "whitespace" for choice in spaced)
 
 
 def _len_common(left: bytes, right: bytes) -> int:
