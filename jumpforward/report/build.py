@@ -59,9 +59,9 @@ def build(job: Job, console: Console) -> Totals:
     for path in (job.json_path, job.html_path):
         if path is not None and not path.parent.is_dir():
             raise OptionError("output", str(path), "a file in a folder that exists")
-    with ExitStack() as stack:
-        partial = stack.enter_context(_partial(job, console))
-        num_rows = _measure(job, partial, console)
+    num_rows = min(corpus.num_rows(job.corpus), job.options.num_rows or 1 << 60)
+    with _partial(job, console) as partial:
+        _measure(job, partial, num_rows, console)
         totals = Totals()
         for result in partial.results():
             totals.add(result)
@@ -87,9 +87,8 @@ def _partial(job: Job, console: Console) -> Iterator[Partial]:
         yield partial
 
 
-def _measure(job: Job, partial: Partial, console: Console) -> int:
-    """Measure the rows that are not in the partial results yet, and return how many there are in all."""
-    total = min(corpus.num_rows(job.corpus), job.options.num_rows or 1 << 60)
+def _measure(job: Job, partial: Partial, total: int, console: Console) -> None:
+    """Measure the rows that are not in the partial results yet."""
     left = (
         job.runs.instead_of_instances(row, total)
         for row in corpus.limited(corpus.rows(job.corpus), job.options.num_rows)
@@ -97,13 +96,12 @@ def _measure(job: Job, partial: Partial, console: Console) -> int:
     )
     columns = (TextColumn("schemas"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     if partial.num_kept >= total:
-        return total
+        return
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=total, completed=partial.num_kept)
         for result in measured(left, job.options, min(job.num_jobs, total - partial.num_kept)):
             partial.append(result)
             progress.advance(task)
-    return total
 
 
 def _write(job: Job, partial: Partial, totals: Totals) -> None:

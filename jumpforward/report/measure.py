@@ -212,8 +212,10 @@ def _compile(setting: Setting, schema: Any, *, any_order: bool) -> _Compiled:
 
 
 def _text(value: Any, setting: Setting) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, separators=setting.separators)
-    return text.encode(errors="surrogatepass")  # a lone surrogate is no text: the grammar rejects it
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=setting.separators).encode()
+    except UnicodeEncodeError:  # half a surrogate pair has no bytes; JSON can only escape it
+        return json.dumps(value, separators=setting.separators).encode()
 
 
 def _note(found: Walk, index: int, outcome: Any) -> Note:

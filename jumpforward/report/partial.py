@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 import jumpforward
+from jumpforward.errors import OptionError
 from jumpforward.report.results import SchemaResult
 from jumpforward.report.settings import Options
 
@@ -39,10 +40,17 @@ class Partial:
     """
 
     def __init__(self, path: Path, key: str) -> None:
-        """Open the file, or begin it. A last line that was not written to its end is cut off."""
+        """Open the file, or begin it. A last line that was not written to its end is cut off.
+
+        Raises:
+            OptionError: the file cannot be written.
+        """
         self.path = path
         self._places: dict[int, int] = {}
-        self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
+        try:
+            self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
+        except OSError as error:
+            raise OptionError("output", str(path), f"a file that can be written ({error.strerror})") from error
         header = json.dumps({"format": _FORMAT, "key": key}).encode() + b"\n"
         first = self._file.readline()
         self.is_other = bool(first) and first != header

@@ -10,9 +10,9 @@ own choice, and then ends it:
     canonical_fewest: stable tokens are committed; the withheld rest is drafted and confirmed as above.
     canonical_most: stable tokens are committed, and no draft is confirmed.
 
-Where a grammar permits nothing but the end, the end takes no pass of its own, save under ``masked``. Tokens that are
-the only legal one without being forced text, or that an index of tokens would show to be certain, are not looked for:
-they can only make the numbers smaller.
+Where a grammar permits nothing but the end, or one byte and then the end, that takes no pass, save under ``masked``.
+Whether a token elsewhere is the only legal one is not looked for, which takes an index of tokens: such tokens can only
+make the numbers smaller.
 """
 
 from __future__ import annotations
@@ -96,12 +96,17 @@ class Laid:
         while index < len(self.ids) + (not ends_alone):
             committed = self.spelled(index).num_committed if commits else 0
             index += committed
-            if index == len(self.ids) and ends_alone:
+            if ends_alone and self._rest_is_certain(index):
                 break
             draft = self.spelled(index) if bound != "masked" else _Spelled()
             lengths.append(1 + committed + draft.num_ids)
             index += 1 + (draft.num_agreeing if confirms else 0)
         return lengths
+
+    def _rest_is_certain(self, index: int) -> bool:
+        """Whether at most one byte is left, and is forced: then one token is legal, and after it only the end."""
+        forced = self._found.forced[self.ends[index] :]
+        return len(forced) <= 1 and all(forced)
 
     def _spell(self, index: int, forced: bytes) -> _Spelled:
         if not forced:

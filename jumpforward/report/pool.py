@@ -100,15 +100,18 @@ def _serve(worker: _Worker, workers: list[_Worker], waiting: Iterator[Row], opti
         if row is None:
             raise TokenizerError(f"a process that was to load the tokenizers ended with exit code {code}")
         problem = f"given up after {options.time_limit_s:g} s" if message is None else f"its process ended ({code})"
-        yield SchemaResult(index=row.index, id=row.id, group=row.group, problem=problem)
+        yield _problem(row, problem)
         workers.append(_start(options))
         return
-    following = next(waiting, None)
-    if following is None:
-        workers.remove(worker)
-        worker.stop()
-    else:
-        worker.give(following, options.time_limit_s)
+    for following in waiting:
+        try:
+            worker.give(following, options.time_limit_s)
+        except RecursionError:  # JSON can be read that is nested too deeply to be sent
+            yield _problem(following, "nested too deeply")
+        else:
+            return
+    workers.remove(worker)
+    worker.stop()
 
 
 def _received(worker: _Worker) -> Any:
@@ -160,4 +163,8 @@ def _result(row: Row, options: Options, tokens: dict[str, Any]) -> SchemaResult:
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         problem = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}, line {where.lineno})"
-        return SchemaResult(index=row.index, id=row.id, group=row.group, problem=problem)
+        return _problem(row, problem)
+
+
+def _problem(row: Row, problem: str) -> SchemaResult:
+    return SchemaResult(index=row.index, id=row.id, group=row.group, problem=problem)

@@ -17,6 +17,7 @@ _MAX_BYTES = 2000
 _MAX_TRIES = 8
 _CLOSING = frozenset(b'"}]')
 _LETTERS = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_MANY_BYTES = 64  # with more of them live, a place is free text, and letters will do
 _P_CLOSE = 0.3  # of an open string, list or object that may end, at each byte
 _P_END = 0.5  # of an output that may end
 
@@ -57,8 +58,8 @@ def _drawn(live: bytes, wants_end: bool, draw: random.Random) -> int:
     may_close = closing and (len(live) > len(_CLOSING) or closing != [ord('"')])
     if may_close and (wants_end or draw.random() < _P_CLOSE):
         return draw.choice(closing)
-    plain = [byte for byte in live if byte in _LETTERS] if len(live) > 64 else []
-    return draw.choice(plain or [byte for byte in live if byte < 0x80] or list(live))
+    plain = [byte for byte in live if byte in _LETTERS] if len(live) > _MANY_BYTES else []
+    return draw.choice(plain or list(live))
 
 
 def _is_text(document: bytes) -> bool:
