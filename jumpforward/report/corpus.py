@@ -93,11 +93,12 @@ def _line_row(index: int, line: str) -> Row:
         value = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
         return Row(index=index, id=name, problem=f"not JSON: {error}")
+    name = str(value.get("id", name)) if isinstance(value, dict) else name
     if not isinstance(value, dict) or "schema" not in value:
         return Row(index=index, id=name, problem="expected an object with a schema in it")
     instances: Any = next((value[key] for key in _INSTANCES if key in value), [])
     group = next((str(value[key]) for key in _GROUPS if key in value), "")
-    row = Row(index=index, id=str(value.get("id", name)), group=group, schema_=value["schema"])
+    row = Row(index=index, id=name, group=group, schema_=value["schema"])
     if not isinstance(instances, list):
         return row.model_copy(update={"problem": "expected a list of instances"})
     return row.model_copy(update={"instances": instances})

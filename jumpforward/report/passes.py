@@ -26,6 +26,8 @@ from jumpforward.decoding.boundary import Boundary, Spelling
 from jumpforward.report.counts import POLICY_BOUNDS, TokenCounts, histogram
 from jumpforward.report.walk import Walk
 
+_NUM_LEFT = 16  # tokens to the left that a spelling is given; it looks at fewer
+
 
 @dataclass(frozen=True)
 class _Spelled:
@@ -105,13 +107,13 @@ class Laid:
 
     def _rest_is_certain(self, index: int) -> bool:
         """Whether at most one byte is left, and is forced: then one token is legal, and after it only the end."""
-        forced = self._found.forced[self.ends[index] :]
-        return len(forced) <= 1 and all(forced)
+        num_left = self.ends[-1] - self.ends[index]
+        return num_left == 0 or (num_left == 1 and self._found.forced[-1])
 
     def _spell(self, index: int, forced: bytes) -> _Spelled:
         if not forced:
             return _Spelled()
-        spelling: Spelling = self._boundary.spell(self.ids[:index], forced)
+        spelling: Spelling = self._boundary.spell(self.ids[max(0, index - _NUM_LEFT) : index], forced)
         wanted = self.ids[index : index + len(spelling.ids)]
         agreeing = next((i for i, (ours, own) in enumerate(zip(spelling.ids, wanted, strict=False)) if ours != own),
                         len(wanted))  # fmt: skip

@@ -146,7 +146,9 @@ def _work(connection: Connection, options: Options) -> None:
 
 def _tokens(options: Options) -> dict[str, Any]:
     import torch
+    import xgrammar  # noqa: F401  (now, and not within the first row's time)
 
+    import jumpforward.report.measure  # noqa: F401  (likewise)
     from jumpforward.engine.pretrained import load_tokenizer
     from jumpforward.report.overlay import Tokens
 
