@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from helpers import favouring
@@ -152,6 +153,20 @@ def test_json_and_page_and_terminal(monkeypatch, capsys, tmp_path: Path, path: P
     assert totals.tallies["sampled"][""]["strict, fixed"].num_accepted == 2
     assert not list(tmp_path.glob("*.partial.jsonl"))
     assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_pictures_are_svg_and_escaped(monkeypatch, tmp_path: Path) -> None:
+    in_process(monkeypatch, "toy")
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(json.dumps(ROWS[1]) + "\n")
+    assert run(monkeypatch, str(path), "--tokenizer", "toy", "--pictures", str(tmp_path)) == 0
+    pictures = {file.name: ElementTree.parse(file) for file in tmp_path.glob("*.svg")}
+    assert set(pictures) == {"document.svg", *(f"plot-{number}.svg" for number in range(1, 5))}
+    namespace = "{http://www.w3.org/2000/svg}"
+    assert all(tree.getroot().tag == f"{namespace}svg" for tree in pictures.values())
+    shown = "".join(element.text or "" for element in pictures["document.svg"].iter(f"{namespace}text"))
+    assert json.dumps({HOSTILE: HOSTILE}, ensure_ascii=False) in shown
+    assert not list(pictures["document.svg"].iter(f"{namespace}script"))
 
 
 def test_strings_of_a_corpus_cannot_leave_the_script_of_a_page() -> None:
@@ -306,6 +321,7 @@ def test_tokenizers_that_cannot_be_used_end_the_report(tmp_path: Path) -> None:
         (["{path}", "--from-results", "{path}"], "--from-results"),
         (["{path}", "--whitespace", "some"], "--whitespace"),
         (["{path}", "--jobs", "0"], "--jobs"),
+        (["{path}", "--pictures", "no/such/folder"], "folder that exists"),
     ],
 )
 def test_mistakes_are_one_line(monkeypatch, capsys, path: Path, words: list[str], message: str) -> None:

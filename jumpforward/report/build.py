@@ -18,6 +18,7 @@ from jumpforward.report.chunk_cost import ChunkCost
 from jumpforward.report.html import Page, write_html
 from jumpforward.report.layout import write_json
 from jumpforward.report.partial import Partial, fingerprint
+from jumpforward.report.pictures import write_pictures
 from jumpforward.report.pool import measured
 from jumpforward.report.runs import Runs
 from jumpforward.report.settings import Options
@@ -34,6 +35,7 @@ class Job:
         num_jobs: processes at a time.
         json_path: where the JSON goes, if anywhere.
         html_path: where the page goes, if anywhere.
+        pictures: the folder that the pictures go to, if anywhere.
         curve: the time of a chunk, for speedups.
         runs: results of runs, which take the place of instances.
         num_shown: documents that the page shows at most.
@@ -44,6 +46,7 @@ class Job:
     num_jobs: int = 1
     json_path: Path | None = None
     html_path: Path | None = None
+    pictures: Path | None = None
     curve: ChunkCost | None = None
     runs: Runs = field(default_factory=Runs)
     num_shown: int = 1000
@@ -59,6 +62,8 @@ def build(job: Job, console: Console) -> Totals:
     for path in (job.json_path, job.html_path):
         if path is not None and not path.parent.is_dir():
             raise OptionError("output", str(path), "a file in a folder that exists")
+    if job.pictures is not None and not job.pictures.is_dir():
+        raise OptionError("--pictures", str(job.pictures), "a folder that exists")
     num_rows = min(corpus.num_rows(job.corpus), job.options.num_rows or 1 << 60)
     with _partial(job, console) as partial:
         _measure(job, partial, num_rows, console)
@@ -120,3 +125,5 @@ def _write(job: Job, partial: Partial, totals: Totals) -> None:
     if job.html_path is not None:
         page = Page(job.corpus.name, job.options, totals, job.curve, job.runs.totals, job.num_shown)
         write_html(job.html_path, page, partial.results)
+    if job.pictures is not None:
+        write_pictures(job.pictures, totals, next(iter(partial.results()), None))

@@ -63,6 +63,9 @@ def report(
     ] = None,
     html: Annotated[Path | None, typer.Option("--out", help="Write a page of HTML here.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here, as JSON.")] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(help="A folder for the plots and the first document as SVG files.")
+    ] = None,
     documents: Annotated[int, typer.Option(help="Schemas whose document the page shows.", min=0)] = 1000,
     jobs: Annotated[int | None, typer.Option(help="Processes at a time.", min=1, max=_MAX_JOBS)] = None,
 ) -> None:
@@ -85,13 +88,14 @@ def report(
         num_jobs=jobs or min(os.cpu_count() or 1, _MAX_JOBS),
         json_path=json_path,
         html_path=html,
+        pictures=pictures,
         curve=_curve(cost),
         runs=runs,
         num_shown=documents,
     )
     totals = build(job, console)
     _print(totals, job)
-    for path in (json_path, html):
+    for path in (json_path, html, pictures):
         if path is not None:
             console.print(f"written: {path}", soft_wrap=True, markup=False)
 

@@ -107,7 +107,11 @@ def schema_row(result: SchemaResult, page: Page) -> list[Any]:
     names = [setting.name for setting in page.options.settings]
     found = {one.setting.name: one for one in result.settings}
     figures = [_figures(found[name], page.options.tokenizers) if name in found else None for name in names]
-    shown = list(_shown(result, names)) if result.index < page.num_shown else []
+    shown = [
+        [names.index(name), document.text, document.segments, document.tokens]
+        for name, document in result.shown()
+        if result.index < page.num_shown
+    ]
     source = [result.documents, result.num_documents]
     return [result.id, result.group, *source, result.problem or "", figures, shown]
 
@@ -125,15 +129,6 @@ def _figures(one: SettingResult, tokenizers: Iterable[str]) -> Any:
     ]
     documents = [tally.num_accepted, tally.num_reordered, tally.num_rejected]
     return [*documents, _rounded(tally.bytes.share_forced), of_tokens, one.warnings[:_MAX_WARNINGS]]
-
-
-def _shown(result: SchemaResult, names: list[str]) -> Iterator[list[Any]]:
-    """Yield the annotated documents of the first strictness, one a whitespace policy."""
-    strictness = result.settings[0].setting.strictness if result.settings else ""
-    for one in result.settings:
-        if one.annotated is not None and one.setting.strictness == strictness:
-            shown = one.annotated
-            yield [names.index(one.setting.name), shown.text, shown.segments, shown.tokens]
 
 
 def _issues(result: SchemaResult) -> Iterator[list[Any]]:

@@ -30,7 +30,14 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "legend.frameon": False,
 }
-_STOPS = ("free text", "branch", "recursion", "accepting", "whitespace")
+_REASONS = {  # in the colours of annotated documents, but stronger
+    "forced": "#0f8b8d",
+    "free text": "#ead98b",
+    "branch": "#e0a458",
+    "recursion": "#7b6fd0",
+    "accepting": "#5c8d4e",
+    "whitespace": "#c8553d",
+}
 _MAX_RUN = 40  # forced bytes; longer runs share the last bar
 
 
@@ -101,9 +108,9 @@ def stops_plot(whole: dict[str, Tally]) -> str:
     parts = {name: _by_reason(whole[name]) for name in names}
     with _axes(9, 1.4 + 0.45 * len(names)) as (axes, done):
         left = [0.0] * len(names)
-        for index, reason in enumerate(("forced", *_STOPS)):
+        for reason, colour in _REASONS.items():
             widths = [parts[name][reason] for name in names]
-            axes.barh(names, widths, 0.6, left=left, label=reason, color=_colour(index))
+            axes.barh(names, widths, 0.6, left=left, label=reason, color=colour)
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.set_xlabel("per cent of bytes")
         _legend_above(axes)
@@ -120,7 +127,7 @@ def runs_plot(whole: dict[str, Tally]) -> str:
             axes.step(range(1, _MAX_RUN + 1), counts, where="mid", label=name, color=_colour(index))
         axes.set_xlabel(f"bytes ({_MAX_RUN}: that or more)")
         axes.set_ylabel("forced runs")
-        axes.set_ylim(bottom=0)
+        axes.set_yscale("log")
         _legend_above(axes)
     return done[0]
 

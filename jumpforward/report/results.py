@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import BaseModel
@@ -88,3 +89,9 @@ class SchemaResult(BaseModel):
     num_documents: int = 0
     problem: str | None = None
     settings: list[SettingResult] = []
+
+    def shown(self) -> Iterator[tuple[str, Annotated]]:
+        """Yield the annotated documents of the first strictness, one a whitespace policy, with the setting's name."""
+        for one in self.settings:
+            if one.annotated is not None and one.setting.strictness == self.settings[0].setting.strictness:
+                yield one.setting.name, one.annotated

@@ -12,7 +12,7 @@ from jumpforward.grammar.paths import Stop
 from jumpforward.grammar.spec import Grammar
 from jumpforward.grammar.unfolding import ForcedEdge, forced_edge, repeats
 
-_MANY_BYTES = 64  # with more of them live, a place is free text, and not the next step of a loop
+_FEW_BYTES = 8  # with more of them live, a place is inside a number or in free text, and not the next step of a loop
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Choice:
         place: the byte's index in the document.
         stop: why forcing stopped in front of it; never ``join``. ``recursion`` where an earlier choice on the way had
             the same live bytes and the way from there can be gone again and again; on it lies text that was
-            forced, or would have been without optional whitespace. Digits and free text are no such way.
+            forced, or would have been without optional whitespace. Numbers and free text are branches.
         live: the bytes that were legal.
     """
 
@@ -126,7 +126,7 @@ def walk_along(walker: ByteWalker, data: bytes) -> Walk:
 
 def _stop(walker: ByteWalker, edge: ForcedEdge, data: bytes, forced: Sequence[bool], choices: Sequence[Choice]) -> Stop:
     """Return why forcing stopped at the walker's place, which lies behind the bytes that ``forced`` tells of."""
-    if edge.stop != "branch" or len(edge.live) > _MANY_BYTES:
+    if edge.stop != "branch" or len(edge.live) > _FEW_BYTES:
         return edge.stop
     place = len(forced)
     earlier = next((choice.place for choice in reversed(choices) if choice.live == edge.live), place)
