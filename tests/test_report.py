@@ -6,10 +6,11 @@ import json
 from functools import reduce
 from itertools import accumulate, pairwise
 from operator import add
+from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import favouring
+from helpers import favouring, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import languages, pieces
@@ -298,6 +299,18 @@ def test_costs_lie_on_the_curve() -> None:
 def test_other_texts_are_no_curve(text: str) -> None:
     with pytest.raises(jf.OptionError, match="ascending"):
         chunk_cost.parsed(text)
+
+
+def test_a_curve_is_measured_on_a_model(tmp_path: Path) -> None:
+    tokenizer = toy_tokenizer(PIECES)
+    tiny_model("llama", len(tokenizer)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    curve = chunk_cost.measured(str(tmp_path), "float32")
+    lengths, times = zip(*curve.points, strict=True)
+    assert lengths == (1, 2, 4, 8, 16, 32, 64)
+    assert list(times) == sorted(times)
+    assert times[0] > 0
+    assert "float32" in curve.source
 
 
 def test_break_even_is_where_the_times_are_equal() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import reduce
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,7 +21,7 @@ from rich.console import Console
 
 import jumpforward as jf
 from jumpforward import cli
-from jumpforward.report import corpus
+from jumpforward.report import corpus, pool
 from jumpforward.report.build import Job, build
 from jumpforward.report.corpus import Row
 from jumpforward.report.html import script_json
@@ -296,11 +297,32 @@ def test_a_schema_that_takes_too_long_is_given_up(toy: str) -> None:
         Row(index=0, id="before", schema_=PERSON, instances=[{"name": "x"}]),
         Row(index=1, id="slow", schema_={"type": "string"}, instances=["x" * 1_000_000]),
         Row(index=2, id="after", schema_=PERSON, instances=[{"name": "y"}]),
+        Row(index=3, id="deep", schema_={}, instances=[reduce(lambda inner, _: [inner], range(100_000), 1)]),
     ]
     results = {result.id: result for result in measured(rows, options(toy, time_limit_s=4.0), 1)}
-    assert set(results) == {"before", "slow", "after"}
+    assert set(results) == {"before", "slow", "after", "deep"}
+    assert results["deep"].problem == "nested too deeply"
     assert results["slow"].problem == "given up after 4 s"
     assert results["before"].problem is results["after"].problem is None
+
+
+def test_a_process_that_dies_loses_one_schema(toy: str, monkeypatch) -> None:
+    """A schema's process is killed while it works on it; the next one takes a new process."""
+    rows = [
+        Row(index=0, id="killed", schema_={"type": "string"}, instances=["x" * 1_000_000]),
+        Row(index=1, id="after", schema_=PERSON, instances=[{"name": "y"}]),
+    ]
+    given = pool._Worker.give
+
+    def give(worker: Any, row: Row, time_limit_s: float) -> None:
+        given(worker, row, time_limit_s)
+        if row.id == "killed":
+            worker.process.kill()
+
+    monkeypatch.setattr(pool._Worker, "give", give)
+    results = {result.id: result for result in measured(rows, options(toy), 1)}
+    assert results["killed"].problem == f"its process ended ({-signal.SIGKILL})"
+    assert results["after"].problem is None
 
 
 def test_tokenizers_that_cannot_be_used_end_the_report(tmp_path: Path) -> None:
