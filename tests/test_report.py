@@ -123,8 +123,11 @@ def test_recursion_is_a_branch_that_comes_again() -> None:
     for spaces in ("fixed", "flexible"):
         found = walk(jf.json_schema(schema, whitespace=spaces), b'{"a": ["x", "x", "x"]}')
         assert "recursion" in {choice.stop for choice in found.choices}, spaces
-    plain = walk(jf.json_schema({"type": "integer"}), b"12345")
-    assert "recursion" not in {choice.stop for choice in plain.choices}
+    numbers = jf.json_schema({"type": "array", "items": {"type": "integer"}})
+    found = walk(numbers, b"[12, 345, 67]")
+    digits = [choice.place for choice in found.choices if chr(found.data[choice.place]).isdigit()]
+    assert digits
+    assert all(choice.stop == "branch" for choice in found.choices if choice.place in digits)
 
 
 # -- sums --
@@ -239,6 +242,13 @@ def test_sampled_documents_are_legal_repeatable_and_short(schema: Any) -> None:
         assert grammar.accepts(document)
         json.loads(document)
         assert len(document) < 600
+
+
+def test_sampled_documents_are_text() -> None:
+    """Ranges of characters let xgrammar's rules through the surrogates, whose bytes are no text."""
+    documents = sampled(jf.ebnf(r"root ::= [\uD7F0-\uE00F] [0-9]"), 20, "seed")
+    assert len(documents) == 20
+    assert all(document.decode() for document in documents)
 
 
 def test_schemas_without_instances_are_sampled_and_kept_apart() -> None:

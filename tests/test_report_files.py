@@ -232,6 +232,8 @@ def test_partial_results_are_kept_for_the_same_arguments_only(tmp_path: Path) ->
         assert [index in partial for index in range(3)] == [True, False, True]
         partial.append(SchemaResult(index=1, id="1"))
         assert [result.id for result in partial.results()] == ["0", "1", "2"]
+    with Partial(file, "key") as partial:
+        assert partial.num_kept == 3
     with Partial(file, "other") as partial:
         assert (partial.num_kept, partial.is_other) == (0, True)
         assert list(partial.results()) == []
