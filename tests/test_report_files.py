@@ -151,6 +151,9 @@ def test_json_and_page_and_terminal(monkeypatch, capsys, tmp_path: Path, path: P
     parts = [groups["strict, fixed"] for name, groups in totals.tallies["real"].items() if name]
     assert whole == sum(parts[1:], parts[0])
     assert (whole.num_accepted, whole.num_reordered, whole.num_rejected, whole.num_failed) == (3, 1, 2, 1)
+    assert whole.num_accepted + whole.num_rejected + whole.num_unwalked == sum(
+        len(row.get("valid", ())) for row in ROWS
+    )
     assert totals.tallies["sampled"][""]["strict, fixed"].num_accepted == 2
     assert not list(tmp_path.glob("*.partial.jsonl"))
     assert not list(tmp_path.glob("*.unfinished"))

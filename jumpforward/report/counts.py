@@ -163,6 +163,7 @@ class Tally(Counts):
     Attributes:
         num_schemas: schemas with a grammar.
         num_failed: schemas without: their grammar does not compile.
+        num_unwalked: documents of those schemas.
         num_accepted: documents that the grammar accepts; in ``bytes`` and, but for lossy ones, in ``tokens``.
         num_reordered: of these, those that it accepts only with their keys in the schema's order.
         num_rejected: documents that it does not accept; in no other number.
@@ -173,6 +174,7 @@ class Tally(Counts):
 
     num_schemas: int = 0
     num_failed: int = 0
+    num_unwalked: int = 0
     num_accepted: int = 0
     num_reordered: int = 0
     num_rejected: int = 0

@@ -79,7 +79,7 @@ def tiles(totals: Totals) -> list[tuple[str, str]]:
     if first is None:
         return found
     documents, name, tally = first
-    accepted = f"{tally.num_accepted} of {tally.num_accepted + tally.num_rejected}"
+    accepted = f"{tally.num_accepted} of {tally.num_accepted + tally.num_rejected + tally.num_unwalked}"
     found += [(f"documents accepted ({documents}; {name})", accepted)]
     found += [("of bytes forced", percent(tally.bytes.share_forced))]
     for tokenizer, counts in list(tally.tokens.items())[:1]:

@@ -125,7 +125,9 @@ class _Measured:
     def _setting(self, setting: Setting, documents: Sequence[Any]) -> SettingResult:
         compiled = self._compile(setting)
         if compiled.grammar is None:
-            return SettingResult(setting=setting, failure=compiled.failure, tally=Tally(num_failed=1))
+            return SettingResult(
+                setting=setting, failure=compiled.failure, tally=Tally(num_failed=1, num_unwalked=len(documents))
+            )
         accepted: list[Figures] = []
         notes: list[Note] = []
         for index, document in enumerate(documents):

@@ -35,13 +35,15 @@ def documents_table(totals: Totals) -> Table:
     """Return what became of the documents."""
     table = Table(
         "Documents",
-        ("documents from", "setting", "schemas", "without grammar", "accepted", "of these reordered", "rejected"),
+        ("documents from", "setting", "schemas with grammar", "without", "documents of these", "accepted",
+         "of these reordered", "rejected"),
         "Reordered documents are accepted only with their keys in the schema's order. Sampled documents stand for "
         "schemas without instances: a random walk through the strict grammar, by bytes, that draws ends with "
         "preference, so that they are shorter and simpler than real ones.",
-    )
+    )  # fmt: skip
     for documents, name, tally in totals.whole():
-        cells = (tally.num_schemas, tally.num_failed, tally.num_accepted, tally.num_reordered, tally.num_rejected)
+        cells = (tally.num_schemas, tally.num_failed, tally.num_unwalked, tally.num_accepted, tally.num_reordered,
+                 tally.num_rejected)  # fmt: skip
         table.rows.append([_SOURCE[documents], name, *map(str, cells)])
     return table
 
