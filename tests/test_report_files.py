@@ -30,6 +30,7 @@ from jumpforward.report.measure import measure
 from jumpforward.report.overlay import Tokens
 from jumpforward.report.partial import Partial, fingerprint
 from jumpforward.report.pool import measured
+from jumpforward.report.published import published_table
 from jumpforward.report.results import SchemaResult
 from jumpforward.report.runs import Runs, runs_table
 from jumpforward.report.settings import Options, Setting
@@ -414,3 +415,17 @@ def test_the_yardstick_of_a_split(real_engine: jf.Engine) -> None:
     for name, (in_tokens, in_bytes) in _YARDSTICK.items():
         assert 100 * whole[name].tokens["default"].share_forced == pytest.approx(in_tokens, abs=1)
         assert 100 * whole[name].bytes.share_forced == pytest.approx(in_bytes, abs=1)
+
+
+def test_published_shares_stand_beside_those_of_the_same_groups() -> None:
+    totals = Totals()
+    tokens = {"toy": Tokens(toy_tokenizer())}
+    for group in ("Glaiveai2K", "Kubernetes"):
+        assert not published_table(totals).rows
+        row = Row(index=0, id=group, group=group, schema_=PERSON, instances=[{"name": "x"}])
+        totals.add(measure(row, options("toy"), tokens))
+    rows = published_table(totals).rows
+    shares = [["all", "13 %", "15 %"], ["Glaiveai2K", "21 %", "25 %"], ["Kubernetes", "9 %", "10 %"]]
+    assert [row[:3] for row in rows] == shares
+    counts = totals.tallies["real"][""]["strict, fixed"].tokens["toy"]
+    assert rows[0][3] == f"{100 * counts.share_forced:.1f} / {100 * counts.share_stable:.1f} %"

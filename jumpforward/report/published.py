@@ -10,13 +10,13 @@ from jumpforward.report.totals import ALL, Totals
 _PUBLISHED = {ALL: (13, 15), "Glaiveai2K": (21, 25), "Kubernetes": (9, 10)}
 
 _REASONS = (
-    "Here: the upper bound, then stable tokens. Published: per cent of all tokens that llguidance wrote without a mask on the whole of MaskBench, Llama 3's "
-    "tokenizer. Why the numbers here are others: (1) separators: fixed ', ' and ': ' are forced, flexible ones are "
-    "not; (2) strict mode: with no properties beyond the schema's, more of the next key is forced, while open objects "
-    "follow the standard as llguidance does; (3) withheld tails: llguidance counts what it commits, and it withholds "
-    "the last tokens of forced text that something could still change, while the upper bound counts every token "
-    "inside forced text, which verified drafts can win back. The second number of a column, stable tokens, "
-    "withholds too, by another rule. The tokenizer and the choice of schemas differ as well."
+    "Here: the upper bound, then stable tokens. Published: per cent of all tokens that llguidance wrote without a mask "
+    "on the whole of MaskBench, Llama 3's tokenizer. Why the numbers here are others: (1) separators: fixed ', ' and "
+    "': ' are forced, flexible ones are not; (2) strict mode: with no properties beyond the schema's, more of the next "
+    "key is forced, while open objects follow the standard as llguidance does; (3) withheld tails: llguidance counts "
+    "what it commits, and it withholds the last tokens of forced text that something could still change, while the "
+    "upper bound counts every token inside forced text, which verified drafts can win back. Stable tokens leave such "
+    "tails out too, by another rule. The tokenizer and the choice of schemas differ as well."
 )
 
 
@@ -25,8 +25,7 @@ def published_table(totals: Totals) -> Table:
     groups = totals.tallies.get("real", {})
     names = list(groups.get(ALL, {}))
     first = next((tokenizer for tally in groups.get(ALL, {}).values() for tokenizer in tally.tokens), None)
-    columns = ["group", "published, flexible", "published, compact"]
-    columns += names
+    columns = ["group", "published, flexible", "published, compact", *names]
     title = f"Beside the published shares of forced tokens (here: {short(first)})" if first else ""
     table = Table(title, tuple(columns), _REASONS)
     if first is None or not set(_PUBLISHED) <= set(groups):
