@@ -279,10 +279,23 @@ def test_an_interrupted_report_goes_on_where_it_was(monkeypatch, capsys, tmp_pat
 
 def test_a_killed_report_goes_on_too(tmp_path: Path, toy: str) -> None:
     path, out = tmp_path / "corpus.jsonl", tmp_path / "report.json"
-    slow = {"id": "3", "schema": {"type": "string"}, "valid": ["x" * 20_000]}  # seconds, in which the process is killed
+    slow = {"id": "3", "schema": {"type": "string"}, "valid": ["x" * 10_000]}  # seconds, in which the process is killed
     rows = [slow if index == 3 else ROWS[0] | {"id": str(index)} for index in range(6)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["report", str(path), "--tokenizer", toy, "--json", str(out), "--jobs", "1", "--whitespace", "fixed"]
+    words = [
+        "report",
+        str(path),
+        "--tokenizer",
+        toy,
+        "--json",
+        str(out),
+        "--jobs",
+        "1",
+        "--whitespace",
+        "fixed",
+        "--reading",
+        "strict",
+    ]
     command = [sys.executable, "-c", "from jumpforward.cli import main; main()", *words]
     partial = out.with_name("report.json.partial.jsonl")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
@@ -305,10 +318,10 @@ def test_a_schema_that_takes_too_long_is_given_up(toy: str) -> None:
         Row(index=2, id="after", schema_=PERSON, instances=[{"name": "y"}]),
         Row(index=3, id="deep", schema_={}, instances=[reduce(lambda inner, _: [inner], range(100_000), 1)]),
     ]
-    results = {result.id: result for result in measured(rows, options(toy, time_limit_s=4.0), 1)}
+    results = {result.id: result for result in measured(rows, options(toy, time_limit_s=3.0), 1)}
     assert set(results) == {"before", "slow", "after", "deep"}
     assert results["deep"].problem == "nested too deeply"
-    assert results["slow"].problem == "given up after 4 s"
+    assert results["slow"].problem == "given up after 3 s"
     assert results["before"].problem is results["after"].problem is None
 
 

@@ -4,7 +4,9 @@ fixed separators: whitespace as ``json.dumps`` writes it, where it was flexible.
 no additional properties: strict reading, where it was open.
 required where always there: properties that every instance of the schema has, at every place where an object
     could have them, become required. Absent ones stay optional, so that all instances stay legal.
-declared order: keys in the schema's order, which is how grammars are made here, against keys in any order.
+declared order: keys in the schema's order, which is how grammars are made here, against keys in any order. The grammar
+    of any order is xgrammar's, which forgets which keys have come; one that remembered would force more, so that this
+    gain is an upper bound.
 """
 
 from __future__ import annotations

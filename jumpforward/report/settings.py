@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from jumpforward.grammar.spec import Grammar, Whitespace, json_schema
+from jumpforward.grammar.spec import Grammar, Whitespace, json_schema, json_schema_in_any_order
 
 Strictness = Literal["strict", "open"]
 
@@ -37,7 +37,9 @@ class Setting(BaseModel):
     def grammar(self, schema: Any, *, any_order: bool = False) -> Grammar:
         """Return a schema's grammar; raises as :func:`jumpforward.json_schema` does."""
         strict = self.strictness == "strict"
-        return json_schema(schema, whitespace=self.whitespace, strict=strict, any_order=any_order)
+        if any_order:
+            return json_schema_in_any_order(schema, whitespace=self.whitespace, strict=strict)
+        return json_schema(schema, whitespace=self.whitespace, strict=strict)
 
 
 class Options(BaseModel):
