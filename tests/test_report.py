@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from helpers import favouring, tiny_model
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import languages, pieces
 
@@ -279,6 +279,23 @@ def test_keys_are_put_in_the_schemas_order() -> None:
     assert list(Places(schema).ordered({"one": {"k": 2, "b": 0}})["one"]) == ["b", "k"]  # the first branch does not fit
     looped = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
     assert Places(looped).ordered({"q": 1}) == {"q": 1}
+
+
+_KEYWORDS = ["properties", "items", "prefixItems", "required", "type", "anyOf", "allOf", "$ref", "const", "enum",
+             "additionalProperties", "patternProperties", "$defs", "a", "b"]  # fmt: skip
+_json = st.recursive(
+    st.none() | st.integers(0, 2) | st.sampled_from([True, "a", "object", "#", "#/$defs/a", "#/properties/b", "["]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYWORDS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(_json, _json)
+@settings(max_examples=300)
+def test_reading_along_changes_no_value_and_takes_any_schema(schema: Any, value: Any) -> None:
+    assert Places(schema).ordered(value) == value
+    changed = with_required(schema, [value])
+    assert changed is None or changed != schema
 
 
 @given(

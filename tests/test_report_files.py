@@ -356,6 +356,8 @@ def test_tokenizers_that_cannot_be_used_end_the_report(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["missing.jsonl"], "JSONL file"),
+        ([os.devnull], "JSONL file"),
+        (["{path.parent}"], "at least one schema"),
         (["{path}", "--chunk-cost", "2:1"], "--chunk-cost"),
         (["{path}", "--tokenizer", "none", "--tokenizer", "default"], "'none' alone"),
         (["{path}", "--json", "no/such/folder.json"], "folder that exists"),

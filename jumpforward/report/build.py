@@ -65,6 +65,8 @@ def build(job: Job, console: Console) -> Totals:
     if job.pictures is not None and not job.pictures.is_dir():
         raise OptionError("--pictures", str(job.pictures), "a folder that exists")
     num_rows = min(corpus.num_rows(job.corpus), job.options.num_rows or 1 << 60)
+    if not num_rows:
+        raise OptionError("CORPUS", str(job.corpus), "at least one schema in it")
     with _partial(job, console) as partial:
         _measure(job, partial, num_rows, console)
         totals = Totals()

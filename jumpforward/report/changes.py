@@ -15,7 +15,7 @@ import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jumpforward.report.places import Places, at
+from jumpforward.report.places import Places, at, required
 from jumpforward.report.settings import Setting
 
 FIXED, CLOSED, REQUIRED, ORDERED = (
@@ -49,7 +49,7 @@ def with_required(schema: Any, instances: Iterable[Any]) -> Any | None:
     changed = copy.deepcopy(schema)
     for pointer, names in added.items():
         part = at(changed, pointer)
-        part["required"] = [*part.get("required", []), *names]
+        part["required"] = [*required(part), *names]
     return changed
 
 
@@ -58,6 +58,6 @@ def _added(
 ) -> Iterator[tuple[tuple[str | int, ...], list[str]]]:
     for pointer, names in always.items():
         part = at(schema, pointer)
-        optional = [name for name in part["properties"] if name in names and name not in part.get("required", [])]
+        optional = [name for name in part["properties"] if name in names and name not in required(part)]
         if optional:
             yield pointer, optional

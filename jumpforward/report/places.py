@@ -47,7 +47,7 @@ class Places:
         while waiting:
             item, parts = waiting.pop()
             if isinstance(item, dict):
-                yield from ((part, item) for part in parts if isinstance(part.schema.get("properties"), dict))
+                yield from ((part, item) for part in parts if named(part.schema, "properties"))
             waiting += [(child, self._below(parts, key, child)) for key, child in _children(item)]
 
     def _ordered(self, value: Any, parts: list[Part]) -> Any:
@@ -55,7 +55,7 @@ class Places:
             return [self._ordered(item, self._below(parts, index, item)) for index, item in enumerate(value)]
         if not isinstance(value, dict):
             return value
-        declared = [name for part in parts for name in part.schema.get("properties", {})]
+        declared = [name for part in parts for name in named(part.schema, "properties")]
         keys = [*dict.fromkeys(name for name in declared if name in value), *value]
         return {key: self._ordered(value[key], self._below(parts, key, value[key])) for key in dict.fromkeys(keys)}
 
@@ -103,17 +103,18 @@ class Places:
         for _, target in self._referred(branch):
             branch = target if isinstance(target, dict) else branch
         kinds = branch.get("type", list(_TYPES))
-        if not any(_is_of(kind, value) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
+        if not any(_is_of(kind, value) for kind in (kinds if isinstance(kinds, list) else [kinds])):
             return False
         if "const" in branch and branch["const"] != value:
             return False
         if not isinstance(value, dict):
             return value in branch["enum"] if isinstance(branch.get("enum"), list) else True
-        named = branch.get("properties", {})
-        if branch.get("additionalProperties") is False and not branch.get("patternProperties") and value.keys() - named:
+        properties = named(branch, "properties")
+        is_closed = branch.get("additionalProperties") is False and not named(branch, "patternProperties")
+        if is_closed and value.keys() - properties:
             return False
-        fixed = {key: part["const"] for key, part in named.items() if isinstance(part, dict) and "const" in part}
-        return value.keys() >= set(branch.get("required", ())) and all(
+        fixed = {key: part["const"] for key, part in properties.items() if isinstance(part, dict) and "const" in part}
+        return value.keys() >= set(required(branch)) and all(
             value.get(key, wanted) == wanted for key, wanted in fixed.items()
         )
 
@@ -125,6 +126,18 @@ def at(schema: Any, pointer: tuple[str | int, ...]) -> Any:
     return schema
 
 
+def named(schema: dict[str, Any], keyword: str) -> dict[str, Any]:
+    """Return a keyword's schemas by name; none where it is something else, which is for the grammar to refuse."""
+    found = schema.get(keyword)
+    return found if isinstance(found, dict) else {}
+
+
+def required(schema: dict[str, Any]) -> list[str]:
+    """Return the names of required properties; in old drafts the keyword is a boolean, and names none."""
+    found = schema.get("required")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
 def _children(value: Any) -> list[tuple[str | int, Any]]:
     if isinstance(value, dict):
         return list(value.items())
@@ -132,7 +145,8 @@ def _children(value: Any) -> list[tuple[str | int, Any]]:
 
 
 def _is_of(kind: Any, value: Any) -> bool:
-    return isinstance(value, _TYPES.get(kind, object)) and (kind == "boolean" or not isinstance(value, bool))
+    known = _TYPES.get(kind, object) if isinstance(kind, str) else object
+    return isinstance(value, known) and (kind == "boolean" or not isinstance(value, bool))
 
 
 def _steps(schema: dict[str, Any], key: str | int) -> list[tuple[str | int, ...]]:
@@ -144,9 +158,9 @@ def _steps(schema: dict[str, Any], key: str | int) -> list[tuple[str | int, ...]
             rest = "items" if name == "prefixItems" else "additionalItems"
             return [(name, key)] if key < len(prefix) else [(rest,)] * (rest in schema)
         return [("items",)] * ("items" in schema)
-    if key in schema.get("properties", {}):
+    if key in named(schema, "properties"):
         return [("properties", key)]
-    patterns = [pattern for pattern in schema.get("patternProperties", {}) if _matches(pattern, key)]
+    patterns = [pattern for pattern in named(schema, "patternProperties") if _matches(pattern, key)]
     if patterns:
         return [("patternProperties", pattern) for pattern in patterns]
     return [("additionalProperties",)] * ("additionalProperties" in schema)
