@@ -26,8 +26,6 @@ from jumpforward.decoding.boundary import Boundary, Spelling
 from jumpforward.report.counts import POLICY_BOUNDS, TokenCounts, histogram
 from jumpforward.report.walk import Walk
 
-_NUM_LEFT = 16  # tokens to the left that a spelling is given; it looks at fewer
-
 
 @dataclass(frozen=True)
 class _Spelled:
@@ -113,7 +111,7 @@ class Laid:
     def _spell(self, index: int, forced: bytes) -> _Spelled:
         if not forced:
             return _Spelled()
-        spelling: Spelling = self._boundary.spell(self.ids[max(0, index - _NUM_LEFT) : index], forced)
+        spelling: Spelling = self._boundary.spell(self.ids[:index], forced)
         wanted = self.ids[index : index + len(spelling.ids)]
         agreeing = next((i for i, (ours, own) in enumerate(zip(spelling.ids, wanted, strict=False)) if ours != own),
                         len(wanted))  # fmt: skip
