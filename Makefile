@@ -22,6 +22,7 @@ wheel: $(VENV)/installed-dev
 	$(BIN)/python -m build --wheel
 	$(BIN)/python -m zipfile --list dist/*.whl > dist/contents
 	grep -q jumpforward/py.typed dist/contents
+	grep -q jumpforward/report/templates/report.html.j2 dist/contents
 	! grep -E '^(tests|experiments)/' dist/contents
 
 clean:

@@ -1,4 +1,4 @@
-"""The command line: ``jumpforward generate``, ``bench``, ``inspect`` and ``demo``.
+"""The command line: ``jumpforward generate``, ``bench``, ``inspect``, ``report`` and ``demo``.
 
 Exit codes: 0 a complete output, 1 bad input or an error, 3 an output that was cut off.
 """
@@ -19,6 +19,7 @@ import jumpforward
 from jumpforward.decoding.policy import PolicyName
 from jumpforward.errors import JumpForwardError, OptionError
 from jumpforward.grammar.spec import Whitespace
+from jumpforward.report.command import report
 
 if TYPE_CHECKING:
     from jumpforward.engine.engine import Engine
@@ -62,6 +63,9 @@ RawOption = Annotated[bool, typer.Option("--raw", help="Take the prompt as it is
 ModelOption = Annotated[str | None, typer.Option(help="A hub id or a folder; by default SmolLM2-135M-Instruct.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; by default as saved.")]
 TokensOption = Annotated[int, typer.Option(help="The most tokens of the output.")]
+
+
+app.command()(report)
 
 
 def _version(value: bool) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 import jumpforward as jf
 from jumpforward.engine import pretrained
+from jumpforward.report.overlay import Tokens
+from jumpforward.testing import toy_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +112,17 @@ def test_offline_mode_is_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     assert not pretrained.hub_is_reachable()
+
+
+def test_a_tokenizer_comes_from_its_file_alone(tmp_path: Path) -> None:
+    toy_tokenizer(["ab"]).save_pretrained(tmp_path)
+    tokenizer = pretrained.load_tokenizer(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.eos_token_id is None
+    whole = Tokens(pretrained.load_tokenizer(str(tmp_path)))
+    alone = Tokens(tokenizer)  # it names no end of text, and gets one behind its vocabulary
+    assert alone.encode(b"abc") == whole.encode(b"abc") is not None
+    assert alone.vocabulary.width == whole.vocabulary.width + 1
+    bad = tmp_path / "bad.json"
+    bad.write_text("{}")
+    with pytest.raises(jf.ModelNotFoundError, match=r"bad\.json"):
+        pretrained.load_tokenizer(str(bad))

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from strategies import any_text, languages, regexes, schemas, words
 
 import jumpforward as jf
+from jumpforward.grammar.spec import json_schema_in_any_order
 
 
 def forced(grammar, done=b""):
@@ -195,6 +196,16 @@ def test_strict_closes_objects_and_not_strict_leaves_them_open():
     schema = record(a={"const": 1})
     assert not jf.json_schema(schema).accepts(b'{"a": 1, "b": 2}')
     assert jf.json_schema(schema, strict=False).accepts(b'{"a": 1, "b": 2}')
+
+
+@given(st.permutations(["a", "b", "c"]))
+def test_any_order_takes_keys_in_every_order(keys):
+    schema = {"type": "object", "properties": {key: {"type": "integer"} for key in "abc"}, "required": ["a", "b", "c"]}
+    document = json.dumps(dict.fromkeys(keys, 1)).encode()
+    wide = json_schema_in_any_order(schema, whitespace="fixed", strict=True)
+    assert wide.accepts(document)
+    assert not wide.accepts(document.replace(b"a", b"z"))
+    assert jf.json_schema(schema).accepts(document) == (keys == ["a", "b", "c"])
 
 
 def test_true_is_any_document():

@@ -45,15 +45,27 @@ def load_pretrained(
 
 
 def load_tokenizer(name: str | None) -> PreTrainedTokenizerBase:
-    """Return a tokenizer alone, by the rules for models; None for the default model's."""
+    """Return a tokenizer alone, by the rules for models, or from a ``tokenizer.json``; None for the default model's."""
     from transformers import AutoTokenizer
 
+    if name is not None and Path(name).is_file():
+        return _tokenizer_file(Path(name))
     name, local = default_model() if name is None else (name, _only_local(name))
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, local_files_only=local)
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(f"no usable tokenizer under {name!r}: {error}") from error
     return tokenizer
+
+
+def _tokenizer_file(path: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that a file alone describes. It names no end of text."""
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        return PreTrainedTokenizerFast(tokenizer_file=str(path))
+    except Exception as error:  # the type that `tokenizers` raises for a file it cannot read
+        raise ModelNotFoundError(f"no usable tokenizer in {str(path)!r}: {error}") from error
 
 
 def default_model() -> tuple[str, bool]:

@@ -28,6 +28,7 @@ Whitespace = Literal["fixed", "compact", "flexible"]
 WHITESPACES: tuple[str, ...] = get_args(Whitespace)
 Kind = Literal["json_schema", "regex", "ebnf", "lark", "choice", "structural_tag"]
 
+_MAX_WHITESPACE = 32
 _SEPARATORS: dict[str, tuple[str, str]] = {"fixed": (", ", ": "), "compact": (",", ":")}
 
 
@@ -104,7 +105,7 @@ def json_schema(
     schema: Mapping[str, Any] | str | bool | type[BaseModel],
     *,
     whitespace: Whitespace = "fixed",
-    max_whitespace: int | None = 32,
+    max_whitespace: int | None = _MAX_WHITESPACE,
     strict: bool = True,
 ) -> Grammar:
     """Return the grammar of the JSON documents that a schema describes, keys in the schema's order.
@@ -135,21 +136,43 @@ def json_schema(
     value, model = schema_checks.load(schema)
 
     def convert(part: Any) -> xgrammar.Grammar:
-        import xgrammar
-
-        flexible = whitespace == "flexible"
-        return xgrammar.Grammar.from_json_schema(
-            json.dumps(part, allow_nan=False),
-            any_whitespace=flexible,
-            separators=None if flexible else _SEPARATORS[whitespace],
-            max_whitespace_cnt=max_whitespace if flexible else None,
-            strict_mode=strict,
-        )
+        return _schema_rules(part, whitespace, max_whitespace, strict=strict, any_order=False)
 
     rules = check_finite("json_schema", schema_checks.convert(value, convert))
     schema_checks.check_numbers(value, lambda part: ByteWalker(compile_bytewise(convert(part))).forced_bytes())
     schema_checks.warn_of_ignored_keywords(value)
     return Grammar("json_schema", json.dumps(value), rules, value, model)
+
+
+def json_schema_in_any_order(schema: Any, *, whitespace: Whitespace, strict: bool) -> Grammar:
+    """Return a grammar of a schema's documents with keys in any order: for comparisons, too wide to generate with.
+
+    xgrammar's rules for it count properties and do not remember which came: a key may come twice, and another not at
+    all. They force somewhat less than rules that remembered would.
+
+    Raises:
+        GrammarError: as :func:`json_schema`.
+    """
+    rules = schema_checks.convert(
+        schema, lambda part: _schema_rules(part, whitespace, _MAX_WHITESPACE, strict=strict, any_order=True)
+    )
+    return Grammar("json_schema", json.dumps(schema), check_finite("json_schema", rules), schema)
+
+
+def _schema_rules(
+    schema: Any, whitespace: Whitespace, max_whitespace: int | None, *, strict: bool, any_order: bool
+) -> xgrammar.Grammar:
+    import xgrammar
+
+    flexible = whitespace == "flexible"
+    return xgrammar.Grammar.from_json_schema(
+        json.dumps(schema, allow_nan=False),
+        any_whitespace=flexible,
+        separators=None if flexible else _SEPARATORS[whitespace],
+        max_whitespace_cnt=max_whitespace if flexible else None,
+        strict_mode=strict,
+        any_order=any_order,
+    )
 
 
 def regex(pattern: str) -> Grammar:

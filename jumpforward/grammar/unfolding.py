@@ -31,10 +31,11 @@ class ForcedEdge:
 def forced_edge(walker: ByteWalker) -> ForcedEdge:
     """Return what is forced at the walker's place; the walker does not move."""
     forced = walker.forced_bytes()
-    end = walker.fork()
-    end.consume(forced)
-    live = end.live_bytes()
-    return ForcedEdge(forced, _stop_at(end, live), live)
+    walker.consume(forced)
+    live = walker.live_bytes()
+    edge = ForcedEdge(forced, _stop_at(walker, live), live)
+    walker.rollback(bool(forced))
+    return edge
 
 
 def _stop_at(walker: ByteWalker, live: bytes) -> Stop:
@@ -140,7 +141,7 @@ class _Unfolding:
         while node is not None:
             place = self._places[node]
             alike = place.live == live and place.walker.is_accepting == end.is_accepting
-            if live and alike and _repeats(end, path[len(place.path) :], live):
+            if live and alike and repeats(end, path[len(place.path) :], live):
                 return node
             node = place.parent
         return None
@@ -166,7 +167,7 @@ def _rest_of_character(walker: ByteWalker, lead: int) -> Iterator[bytes]:
         yield groups[0]
 
 
-def _repeats(walker: ByteWalker, way: bytes, live: bytes) -> bool:
+def repeats(walker: ByteWalker, way: bytes, live: bytes) -> bool:
     """Return whether ``way`` can be gone again and again, with the same choices behind it each time."""
     is_accepting = walker.is_accepting
     num_gone, alike = 0, True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jumpforward.decoding.boundary import Boundary
 from jumpforward.grammar.draw import byte_text
 from jumpforward.vocab.borders import StableBorders
 from jumpforward.vocab.encoder import PlainEncoder
@@ -56,10 +57,18 @@ class Tokens:
     """A tokenizer, for looking at text through it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.vocabulary = Vocabulary.from_tokenizer(tokenizer)
+        # Nothing is generated here: a tokenizer without an end of text gets one behind its vocabulary.
+        behind = max(tokenizer.get_vocab().values()) + 1
+        own = (None, None) if tokenizer.eos_token_id is not None else (behind + 1, [behind])
+        self.vocabulary = Vocabulary.from_tokenizer(tokenizer, width=own[0], end_ids=own[1])
         self._encoder = PlainEncoder(tokenizer, self.vocabulary)
         self._borders = StableBorders(tokenizer, self.vocabulary)
+        self.boundary = Boundary(self._encoder, self._borders)
         self.pieces = frozenset(self.vocabulary.token_bytes) - {b""}
+
+    def encode(self, data: bytes) -> tuple[int, ...] | None:
+        """Return a text's canonical tokens; None where it has none."""
+        return self._encoder.encode(data)
 
     def lengths(self, data: bytes) -> list[int]:
         """Return the lengths in bytes of a text's canonical tokens; empty where it has none."""

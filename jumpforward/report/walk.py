@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any
 
 from jumpforward.grammar.bytewise import ByteWalker
 from jumpforward.grammar.paths import Stop
 from jumpforward.grammar.spec import Grammar
-from jumpforward.grammar.unfolding import forced_edge
+from jumpforward.grammar.unfolding import ForcedEdge, forced_edge, repeats
+
+_FEW_BYTES = 8  # with more of them live, a place is inside a number or in free text, and not the next step of a loop
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,9 @@ class Choice:
 
     Attributes:
         place: the byte's index in the document.
-        stop: why forcing stopped in front of it.
+        stop: why forcing stopped in front of it; never ``join``. ``recursion`` where an earlier choice on the way had
+            the same live bytes and the way from there can be gone again and again; on it lies text that was
+            forced, or would have been without optional whitespace. Numbers and free text are branches.
         live: the bytes that were legal.
     """
 
@@ -39,6 +43,7 @@ class Walk:
         is_complete: whether the grammar accepts the document.
         expected: where it does not, the bytes that were legal behind the last accepted one; empty for a document
             that goes on behind its end.
+        ends_alone: whether the grammar permits nothing but the end behind an accepted document.
     """
 
     data: bytes
@@ -46,6 +51,7 @@ class Walk:
     choices: tuple[Choice, ...]
     is_complete: bool
     expected: bytes = b""
+    ends_alone: bool = False
 
     @property
     def share_forced_bytes(self) -> float:
@@ -93,7 +99,11 @@ class Walk:
 
 def walk(grammar: Grammar, data: bytes) -> Walk:
     """Walk a document through a grammar, as far as it goes."""
-    walker: ByteWalker = grammar.walker()
+    return walk_along(grammar.walker(), data)
+
+
+def walk_along(walker: ByteWalker, data: bytes) -> Walk:
+    """Walk a document from the walker's place, as far as it goes; the walker moves."""
     forced: list[bool] = []
     choices: list[Choice] = []
     while True:
@@ -105,12 +115,29 @@ def walk(grammar: Grammar, data: bytes) -> Walk:
         if agreed < len(edge.forced):
             return Walk(data, tuple(forced), tuple(choices), False, edge.forced[agreed : agreed + 1])
         if place == len(data):
-            return Walk(data, tuple(forced), tuple(choices), walker.is_accepting, edge.live)
+            whole = walker.is_accepting
+            return Walk(data, tuple(forced), tuple(choices), whole, edge.live, ends_alone=whole and not edge.live)
         if data[place] not in edge.live:
             return Walk(data, tuple(forced), tuple(choices), False, edge.live)
-        choices.append(Choice(place, edge.stop, edge.live))
+        choices.append(Choice(place, _stop(walker, edge, data, forced, choices), edge.live))
         walker.consume(data[place : place + 1])
         forced.append(False)
+
+
+def _stop(walker: ByteWalker, edge: ForcedEdge, data: bytes, forced: Sequence[bool], choices: Sequence[Choice]) -> Stop:
+    """Return why forcing stopped at the walker's place, which lies behind the bytes that ``forced`` tells of."""
+    if edge.stop != "branch" or len(edge.live) > _FEW_BYTES:
+        return edge.stop
+    place = len(forced)
+    earlier = next((choice.place for choice in reversed(choices) if choice.live == edge.live), place)
+    loops = _has_fixed_text(earlier, forced, choices) and repeats(walker, data[earlier:place], edge.live)
+    return "recursion" if loops else "branch"
+
+
+def _has_fixed_text(start: int, forced: Sequence[bool], choices: Sequence[Choice]) -> bool:
+    """Whether a byte from ``start`` on was forced, or would have been but for optional whitespace."""
+    spaced = takewhile(lambda choice: choice.place >= start, reversed(choices))
+    return any(forced[start:]) or any(choice.stop == "whitespace" for choice in spaced)
 
 
 def _len_common(left: bytes, right: bytes) -> int:
