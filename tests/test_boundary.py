@@ -16,7 +16,6 @@ from jumpforward.matching.compiler import GrammarCompiler
 from jumpforward.testing import toy_tokenizer
 from jumpforward.vocab.borders import StableBorders
 from jumpforward.vocab.encoder import PlainEncoder
-from jumpforward.vocab.following import Following
 from jumpforward.vocab.vocabulary import Vocabulary
 
 CHAIN = ["fg", "ef", "de", "cd", "bc", "ab"]
@@ -108,7 +107,7 @@ def test_law_6_no_legal_continuation_changes_what_is_stable(case, knows_grammar)
     if (found := jump(case)) is None:
         return
     chosen, language, left, forced, matcher = found
-    spelling = chosen.boundary.spell(left, forced, matcher if knows_grammar else None)
+    spelling = chosen.boundary.spell(left, forced, matcher.live_bytes if knows_grammar else None)
     assert violation(chosen, language, left, forced, spelling.stable) is None
     text = chosen.vocabulary.text_bytes(spelling.ids)
     assert forced.startswith(text)
@@ -152,12 +151,12 @@ def test_law_6_finds_the_published_weaker_rules_wrong(num_dropped, chain):
 def test_the_matcher_says_what_may_follow(language, left, stable, automaton):
     chosen = setting("chain")
     matcher = chosen.matcher(jf.choice(language), automaton=automaton)
-    spelling = chosen.boundary.spell(chosen.ids(left), matcher.forced_bytes(), matcher)
+    spelling = chosen.boundary.spell(chosen.ids(left), matcher.forced_bytes(), matcher.live_bytes)
     assert chosen.vocabulary.text_bytes(spelling.stable).decode() == stable
 
 
 @given(language=languages, automaton=st.booleans(), num_left=st.integers(0, 3))
-def test_following_is_what_the_language_says(language, automaton, num_left):
+def test_live_bytes_are_what_the_language_says(language, automaton, num_left):
     chosen = setting("gpt2")
     matcher = chosen.matcher(jf.choice(language), automaton=automaton)
     for token in chosen.ids(language[0])[:num_left]:
@@ -165,8 +164,7 @@ def test_following_is_what_the_language_says(language, automaton, num_left):
     known = matcher.forced_bytes()
     begun = chosen.vocabulary.text_bytes(chosen.ids(language[0])[:num_left]) + known
     rests = [text.encode()[len(begun) :] for text in language if text.encode().startswith(begun)]
-    expected = Following(bytes(sorted({rest[0] for rest in rests if rest})), b"" in rests)
-    assert matcher.following(known) == expected
+    assert matcher.live_bytes(known) == bytes(sorted({rest[0] for rest in rests if rest}))
 
 
 @given(case=cases)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from jumpforward.matching.matcher import Matcher
 from jumpforward.vocab.borders import StableBorders
 from jumpforward.vocab.canonical import Seam, find_seams
 from jumpforward.vocab.encoder import PlainEncoder, len_whole_characters
-from jumpforward.vocab.following import ANY_TEXT, Following
+from jumpforward.vocab.vocabulary import ANY_BYTE
 
 _MAX_WINDOW = 64  # tokens to the left that are looked through for a place where tokens fall apart
 _UNSURE_WINDOW = 4  # tokens to the left that are encoded along where no such place is known; good enough for a guess
@@ -64,7 +63,7 @@ class Boundary:
         self._ids = lru_cache(maxsize=_CACHED_SEAMS)(self._ids_uncached)
         self._num_stable = lru_cache(maxsize=_CACHED_SEAMS)(borders.num_stable)
 
-    def spell(self, left: Sequence[int], forced: bytes, matcher: Matcher | None = None) -> Spelling:
+    def spell(self, left: Sequence[int], forced: bytes, live_bytes: Callable[[bytes], bytes] | None = None) -> Spelling:
         """Return the tokens of ``forced`` behind the output tokens ``left``, which stay as they are.
 
         Where the tokens of left and forced text together are not ``left`` and then others, the forced text is spelled
@@ -73,8 +72,8 @@ class Boundary:
         Args:
             left: the output so far.
             forced: what must follow it.
-            matcher: the grammar's matcher behind ``left``, which knows what can follow ``forced``; without it any text
-                can, and fewer tokens are stable.
+            live_bytes: says with which bytes the text behind ``forced`` can begin, as the matcher behind ``left`` does;
+                without it any text can follow, and fewer tokens are stable.
         """
         num_left = self._num_left(left, forced)
         window = tuple(left[max(0, len(left) - (_UNSURE_WINDOW if num_left is None else num_left)) :])
@@ -82,12 +81,12 @@ class Boundary:
         context, ids = self._ids(window, whole)
         if num_left is None or not ids or self._borders.reason is not None:
             return Spelling(ids, 0)
-        following = ANY_TEXT
+        next_bytes = ANY_BYTE
         if len(whole) < len(forced):
-            following = Following(forced[len(whole) : len(whole) + 1], may_end=False)
-        elif matcher is not None:
-            following = matcher.following(forced)
-        return Spelling(ids, max(0, self._num_stable(context + ids, following) - len(context)))
+            next_bytes = forced[len(whole) : len(whole) + 1]
+        elif live_bytes is not None:
+            next_bytes = live_bytes(forced)
+        return Spelling(ids, max(0, self._num_stable(context + ids, next_bytes) - len(context)))
 
     def rewrite(self, output: Sequence[int], num_canonical: int, forced: bytes) -> Rewrite | None:
         """Return ``output`` with ``forced`` behind it in canonical tokens; None where the tokenizer has none for it.
@@ -111,8 +110,8 @@ class Boundary:
         )
         return Rewrite(start + num_same, ids[num_same:], start)
 
-    def num_open(self, text_ids: Sequence[int], following: Following) -> int:
-        """Return how many of the last tokens of a text would be others in front of something that may follow.
+    def num_open(self, text_ids: Sequence[int], next_bytes: bytes) -> int:
+        """Return how many of the last tokens of a text would be others in front of text that begins with some byte.
 
         0 where that is not known, or the tokens are not the text's canonical ones.
         """
@@ -120,7 +119,7 @@ class Boundary:
             before, window = text_ids[: len(text_ids) - count], tuple(text_ids[len(text_ids) - count :])
             if not before or self._fall_apart(self._text_bytes(before[-4:]), self._text_bytes(window)):
                 is_canonical = self._encoder.encode(self._text_bytes(window)) == window
-                return count - self._num_stable(window, following) if is_canonical else 0
+                return count - self._num_stable(window, next_bytes) if is_canonical else 0
         return 0
 
     def find_seams(self, ids: Sequence[int]) -> list[Seam] | None:

@@ -49,7 +49,7 @@ class Committer:
                 return num_before
             if self._policy.rewrites:
                 return self._rewrite(forced)
-            spelling = self._boundary.spell(self._sequence.output_ids, forced, self._matcher)
+            spelling = self._boundary.spell(self._sequence.output_ids, forced, self._matcher.live_bytes)
             self._counters.num_withheld += spelling.num_withheld
             self._append(spelling.stable)
         return num_before

@@ -33,7 +33,6 @@ from jumpforward.stats import Counters
 from jumpforward.vocab.borders import StableBorders
 from jumpforward.vocab.canonical import Seam
 from jumpforward.vocab.encoder import PlainEncoder
-from jumpforward.vocab.following import Following
 from jumpforward.vocab.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -297,9 +296,7 @@ class Engine:
             ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
         healed = ""
         if heal:
-            start = grammar.walker()
-            following = Following(start.live_bytes(), start.is_accepting)
-            ids, healed = take_back(ids, following, self._boundary, self.vocabulary)
+            ids, healed = take_back(ids, grammar.walker().live_bytes(), self._boundary, self.vocabulary)
         return Request(ids, grammar, plan, options, max_new_tokens, stop_bytes(stop), logprobs, ensure_complete, healed)
 
     def _new_run(self, request: Request, compiled: Compiled, counters: Counters, row: Row) -> Run:

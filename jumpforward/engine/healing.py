@@ -9,23 +9,22 @@ beginning of an output would change.
 from __future__ import annotations
 
 from jumpforward.decoding.boundary import Boundary
-from jumpforward.vocab.following import Following
 from jumpforward.vocab.vocabulary import Vocabulary
 
 MAX_HEALED_TOKENS = 4
 
 
 def take_back(
-    prompt_ids: tuple[int, ...], following: Following, boundary: Boundary, vocabulary: Vocabulary
+    prompt_ids: tuple[int, ...], first_bytes: bytes, boundary: Boundary, vocabulary: Vocabulary
 ) -> tuple[tuple[int, ...], str]:
-    """Return the prompt without the tokens to be taken back, and their text, given what outputs begin with.
+    """Return the prompt without the tokens to be taken back, and their text, given what outputs can begin with.
 
     At most four, never all, never a special token, and only such that together are whole characters.
     """
     start = len(prompt_ids)
     while start and vocabulary.token_bytes[prompt_ids[start - 1]]:
         start -= 1
-    num_open = boundary.num_open(prompt_ids[start:], following)
+    num_open = boundary.num_open(prompt_ids[start:], first_bytes)
     for count in range(min(num_open, MAX_HEALED_TOKENS, len(prompt_ids) - 1), 0, -1):
         kept, taken = prompt_ids[:-count], vocabulary.text_bytes(prompt_ids[-count:])
         if _is_text(taken):

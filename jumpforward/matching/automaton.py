@@ -11,7 +11,6 @@ from jumpforward.grammar.dfa import Dfa
 from jumpforward.grammar.pattern import XGRAMMAR, xgrammar_difference
 from jumpforward.grammar.spec import Grammar
 from jumpforward.matching.token_index import IndexTooLargeError, TokenIndex
-from jumpforward.vocab.following import Following
 from jumpforward.vocab.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -128,15 +127,10 @@ class AutomatonMatcher:
         """
         bitmask.numpy()[row] = self._index.completing_mask(self._place.state, num_tokens)
 
-    def following(self, data: bytes) -> Following:
-        """Return what may come behind ``data``, which the grammar permits from here."""
+    def live_bytes(self, behind: bytes = b"") -> bytes:
+        """Return the bytes that may come next, or behind bytes that the grammar permits, in ascending order."""
         dfa = self._compiled.dfa
-        state = dfa.run(data, self._place.state)
-        return Following(dfa.live_bytes(state), bool(dfa.accepting[state]))
-
-    def live_bytes(self) -> bytes:
-        """Return the bytes that may come next, in ascending order."""
-        return b"" if self.is_terminated else self._compiled.dfa.live_bytes(self._place.state)
+        return b"" if self.is_terminated else dfa.live_bytes(dfa.run(behind, self._place.state))
 
     def missing_bytes(self) -> bytes:
         """Return the bytes, anywhere from here on, that no token contains."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jumpforward.matching.automaton import AutomatonMatcher
-from jumpforward.vocab.following import Following
 
 if TYPE_CHECKING:
     import torch
@@ -50,13 +49,9 @@ class CompletingMatcher:
         """Write the tokens that leave a way to the end into a row of ``bitmask``."""
         self._inner.fill_completing_bitmask(bitmask, row, self._num_left)
 
-    def following(self, data: bytes) -> Following:
-        """Return what may come behind ``data``, whatever the budget."""
-        return self._inner.following(data)
-
-    def live_bytes(self) -> bytes:
+    def live_bytes(self, behind: bytes = b"") -> bytes:
         """Return the bytes that may come next, whatever the budget, in ascending order."""
-        return self._inner.live_bytes()
+        return self._inner.live_bytes(behind)
 
     def missing_bytes(self) -> bytes:
         """Return the bytes, anywhere from here on, that no token contains."""

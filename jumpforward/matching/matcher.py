@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from jumpforward.vocab.following import Following
-
 if TYPE_CHECKING:
     import torch
 
@@ -36,12 +34,11 @@ class Matcher(Protocol):
         """
         ...
 
-    def following(self, data: bytes) -> Following:
-        """Return what may come behind ``data``, which the grammar permits from here."""
-        ...
+    def live_bytes(self, behind: bytes = b"") -> bytes:
+        """Return the bytes that may come next, in ascending order, whatever tokens there are.
 
-    def live_bytes(self) -> bytes:
-        """Return the bytes that may come next, in ascending order, whatever tokens there are. Slow."""
+        ``behind`` moves the place in question on by bytes that the grammar permits from here.
+        """
         ...
 
     def missing_bytes(self) -> bytes:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import xgrammar
 
 from jumpforward.grammar.spec import Grammar
-from jumpforward.vocab.following import Following
 from jumpforward.vocab.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -99,18 +98,16 @@ class PushdownMatcher:
         else:
             self._tokens.fill_next_token_bitmask(bitmask, row)
 
-    def following(self, data: bytes) -> Following:
-        """Return what may come behind ``data``, which the grammar permits from here."""
+    def live_bytes(self, behind: bytes = b"") -> bytes:
+        """Return the bytes that may come next, or behind bytes that the grammar permits, in ascending order."""
+        if self.is_terminated:
+            return b""
         walker = self._bytewise()
-        if not walker.consume(data):
-            raise ValueError(f"the grammar does not permit {data!r} here")
-        found = Following(walker.live_bytes(), walker.is_accepting)
-        walker.rollback(1 if data else 0)
-        return found
-
-    def live_bytes(self) -> bytes:
-        """Return the bytes that may come next, in ascending order."""
-        return b"" if self.is_terminated else self._bytewise().live_bytes()
+        if not walker.consume(behind):
+            raise ValueError(f"the grammar does not permit {behind!r} here")
+        live = walker.live_bytes()
+        walker.rollback(1 if behind else 0)
+        return live
 
     def missing_bytes(self) -> bytes:
         """Return the bytes that may come next and that no token begins with."""

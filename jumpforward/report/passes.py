@@ -111,7 +111,8 @@ class Laid:
     def _spell(self, index: int, forced: bytes) -> _Spelled:
         if not forced:
             return _Spelled()
-        spelling: Spelling = self._boundary.spell(self.ids[:index], forced)
+        next_bytes = self._found.live_bytes(self.ends[index] + len(forced))
+        spelling: Spelling = self._boundary.spell(self.ids[:index], forced, lambda _: next_bytes)
         wanted = self.ids[index : index + len(spelling.ids)]
         agreeing = next((i for i, (ours, own) in enumerate(zip(spelling.ids, wanted, strict=False)) if ours != own),
                         len(wanted))  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, takewhile
 from typing import Any
 
@@ -57,6 +58,14 @@ class Walk:
     def share_forced_bytes(self) -> float:
         """The share of the walked bytes that were forced."""
         return sum(self.forced) / max(1, len(self.forced))
+
+    @cached_property
+    def _live_at(self) -> dict[int, bytes]:
+        return {choice.place: choice.live for choice in self.choices} | {len(self.data): self.expected}
+
+    def live_bytes(self, place: int) -> bytes:
+        """Return what could come in front of the byte ``place``, which was chosen, or at the end of the document."""
+        return self._live_at[place]
 
     def num_forced_tokens(self, lengths: Sequence[int]) -> int:
         """Return how many of the tokens with these lengths in bytes, laid end to end, consist of forced bytes."""

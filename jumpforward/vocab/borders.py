@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jumpforward.vocab.cutting import Cutting
-from jumpforward.vocab.following import ANY_TEXT, Following
 from jumpforward.vocab.pattern_parser import UnknownRuleError
 from jumpforward.vocab.piece_model import PieceModel
 from jumpforward.vocab.rewriting import Rewriting
 from jumpforward.vocab.split_rule import ANYTHING, END, Ahead, Cuts
-from jumpforward.vocab.vocabulary import Vocabulary, backend_spec, components
+from jumpforward.vocab.vocabulary import ANY_BYTE, Vocabulary, backend_spec, components
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,40 +55,42 @@ class StableBorders:
             self.reason = str(error)
         self.are_independent = lru_cache(maxsize=_CACHED_PAIRS)(self._are_independent)
 
-    def num_stable(self, ids: Sequence[int], following: Following = ANY_TEXT) -> int:
-        """Return how many of the canonical tokens ``ids`` of a text stay, whatever comes of what may follow."""
+    def num_stable(self, ids: Sequence[int], next_bytes: bytes = ANY_BYTE) -> int:
+        """Return how many of the canonical tokens ``ids`` of a text stay, whatever comes behind it.
+
+        ``next_bytes`` are those with which text behind it can begin; it may also end.
+        """
         data = self._vocabulary.text_bytes(ids)
         if self.reason is not None or not data:
             return 0
         try:
             text = data.decode()
             (way,) = self._cutting.cuts(text, END)
-            if next(self._spellings(text, way, ANY_TEXT)) != tuple(ids):
+            if next(self._spellings(text, way, ANY_BYTE)) != tuple(ids):
                 return 0  # an added token is in it, or something that is not understood
-            return self._num_common(tuple(ids), *self._rewriting.settled(text, following))
+            return self._num_common(tuple(ids), *self._rewriting.settled(text, next_bytes))
         except (UnicodeDecodeError, UnknownRuleError):  # half a character; a text with too many ways to be cut
             return 0
 
-    def _num_common(self, ids: Tokens, text: str, following: Following) -> int:
-        ways = {way: None for ahead in self._aheads(following) for way in self._cutting.cuts(text, ahead)}
+    def _num_common(self, ids: Tokens, text: str, next_bytes: bytes) -> int:
+        ways = {way: None for ahead in self._aheads(next_bytes) for way in self._cutting.cuts(text, ahead)}
         for way in ways:
-            for tokens in self._spellings(text, way, following):
+            for tokens in self._spellings(text, way, next_bytes):
                 ids = ids[: _len_common(ids, tokens)]
                 if not ids:
                     return 0
         return len(ids)
 
-    def _aheads(self, following: Following) -> Iterator[Ahead]:
+    def _aheads(self, next_bytes: bytes) -> Iterator[Ahead]:
         """Give the next characters, one of each sort that the pre-tokenizer tells apart, and the end."""
-        if following.may_end:
-            yield END
-        if not following.is_ascii:
+        yield END
+        if not next_bytes.isascii():
             yield ANYTHING
             return
-        chars = map(chr, following.first_bytes)
+        chars = map(chr, next_bytes)
         yield from (Ahead(char) for char in {self._cutting.signatures(char): char for char in chars}.values())
 
-    def _spellings(self, text: str, way: Cuts, following: Following) -> Iterator[Tokens]:
+    def _spellings(self, text: str, way: Cuts, next_bytes: bytes) -> Iterator[Tokens]:
         """Give the tokens in front of each place where the last border within a text could be, if it is cut so."""
         data = text.encode()
         places = [len(text[:place].encode()) for place in way]
@@ -97,7 +98,7 @@ class StableBorders:
         rest = data[places[-1] :]
         yield before + self._model.beginning(rest)
         for place in range(max(0, len(rest) - self._longest + 1), len(rest)):
-            if self._spans(rest[place:], following.first_bytes):
+            if self._spans(rest[place:], next_bytes):
                 yield before + self._model.beginning(rest[:place])
 
     def _spans(self, beginning: bytes, next_bytes: bytes) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jumpforward.vocab.following import ANY_TEXT, Following
 from jumpforward.vocab.pattern_parser import UnknownRuleError
 from jumpforward.vocab.split_rule import SplitRule
+from jumpforward.vocab.vocabulary import ANY_BYTE
 
 _COMPOSING_SIGNS = "<=>"  # with a stroke over them they are characters of their own; of ASCII otherwise only letters
 
@@ -30,18 +30,17 @@ class Rewriting:
         if any(token["lstrip"] or token["rstrip"] for token in added_tokens if not token["special"]):
             raise UnknownRuleError("an added token that takes spaces with it")
 
-    def settled(self, text: str, following: Following) -> tuple[str, Following]:
-        """Return the part of a text that nothing behind it rewrites or takes out, and what may follow that part."""
+    def settled(self, text: str, next_bytes: bytes) -> tuple[str, bytes]:
+        """Return the part of a text that nothing behind it rewrites or takes out, and what that part may go on with.
+
+        ``next_bytes`` are those with which text behind it can begin.
+        """
         kept = text
-        if not following.is_ascii and (self._replaces or self._composes):
-            following = ANY_TEXT
+        if not next_bytes.isascii() and (self._replaces or self._composes):
+            next_bytes = ANY_BYTE
             kept = _without_open_character(kept) if self._composes else kept
-        opened = [place for content in self._added if (place := self._begins(kept, content)) is not None]
-        kept = kept[: min(opened, default=len(kept))]
-        if len(kept) < len(text):
-            return kept, ANY_TEXT
-        begins_added = any(content.encode()[0] in following.first_bytes for content in self._added)
-        return kept, Following(following.first_bytes, following.may_end or begins_added)
+        kept = kept[: min((_begun(kept, content) for content in self._added), default=len(kept))]
+        return kept, next_bytes if len(kept) == len(text) else ANY_BYTE
 
     def may_cross(self, left: str, right: str) -> bool:
         """Whether a rewriting or an added token may concern two characters next to each other at once."""
@@ -52,11 +51,11 @@ class Rewriting:
             or any(content.startswith(right) for content in self._whole_words)
         )
 
-    def _begins(self, text: str, content: str) -> int | None:
-        """Return where an added token could begin that is not certain yet; None where none could."""
-        longest = len(content) if content in self._whole_words else len(content) - 1
-        lengths = range(min(longest, len(text)), 0, -1)
-        return next((len(text) - length for length in lengths if text.endswith(content[:length])), None)
+
+def _begun(text: str, content: str) -> int:
+    """Return where an added token could begin that is not complete yet; the text's length where none could."""
+    lengths = range(min(len(content) - 1, len(text)), 0, -1)
+    return len(text) - next((length for length in lengths if text.endswith(content[:length])), 0)
 
 
 def _replaces(step: dict[str, Any]) -> bool:

@@ -32,6 +32,8 @@ _BPE_OPTIONS = (
     "byte_fallback",
     "ignore_merges",
 )
+ANY_BYTE = bytes(range(256))
+
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
