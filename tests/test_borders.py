@@ -59,6 +59,7 @@ TOKENIZERS = {
     "digits": lambda: byte_level("digits"),
     "none": lambda: byte_level("none"),
     "chain": lambda: toy_tokenizer(CHAIN),
+    "groups of digits": lambda: split_by(r"\p{N}{1,3}|\P{N}+", of_pieces=["34", "ab"]),
     "no merges": toy_tokenizer,
     "contractions": contractions,
     "added words": added_words,
@@ -189,15 +190,16 @@ def normalized(step):
     return fast(backend, eos_token=byte_level().eos_token)
 
 
-def split_by(pattern, behavior="isolated"):
-    return pre_tokenized(pre_tokenizers.Split(Regex(pattern), behavior))
+def split_by(pattern, behavior="isolated", of_pieces=()):
+    return pre_tokenized(pre_tokenizers.Split(Regex(pattern), behavior), of_pieces)
 
 
-def pre_tokenized(step):
-    backend = Tokenizer.from_str(byte_level().backend_tokenizer.to_str())
+def pre_tokenized(step, of_pieces=()):
+    tokenizer = toy_tokenizer(of_pieces) if of_pieces else byte_level()
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([step, letters])
-    return fast(backend, eos_token=byte_level().eos_token)
+    return fast(backend, eos_token=tokenizer.eos_token)
 
 
 def chain_in_groups():
@@ -218,3 +220,33 @@ def changed_model(**options):
 def test_a_query_about_nothing():
     _, borders = of(byte_level())
     assert borders.num_stable([]) == 0
+
+
+@settings(max_examples=200)
+@given(whole=border_texts, where=st.integers(0, 40))
+def test_tokens_fall_apart_where_they_are_said_to(pair, whole, where):
+    encoder, borders = pair
+    place = where % (len(whole) + 1)
+    left, right = whole[:place], whole[place:]
+    if not left or not right or not borders.are_independent(left[-1], right[0]):
+        return
+    both, alone = encoder.encode(whole.encode()), encoder.encode(right.encode())
+    if both is not None and alone is not None:
+        assert both[len(both) - len(alone) :] == alone
+        assert encoder.vocabulary.text_bytes(both[: len(both) - len(alone)]) == left.encode()
+
+
+@pytest.mark.parametrize(
+    ("known", "next_bytes", "num_stable"),
+    [
+        pytest.param("x=", ANY_BYTE, 1, id="a stroke may be composed with a sign"),
+        pytest.param("xe", b"\xcc", 1, id="an accent with a letter"),
+        pytest.param("xe", b"1", 2, id="a digit with nothing"),
+        pytest.param('x"', ANY_BYTE, 2, id="nothing with a quote"),
+    ],
+)
+def test_law_6_composed_characters(known, next_bytes, num_stable):
+    backend = Tokenizer.from_str(toy_tokenizer().backend_tokenizer.to_str())
+    backend.normalizer = normalizers.NFC()
+    encoder, borders = of(fast(backend, eos_token="<end>"))
+    assert borders.num_stable(encoder.encode(known.encode()), next_bytes) == num_stable

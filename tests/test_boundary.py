@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from strategies import byte_fallback, byte_level, unigram
+from strategies import byte_fallback, byte_level, unigram, with_words
+from tokenizers import AddedToken
 
 import jumpforward as jf
 from jumpforward.decoding.boundary import Boundary
@@ -203,3 +204,37 @@ def test_case_22_a_rewrite_can_be_shorter_than_what_it_replaces():
     rewrite = chosen.boundary.rewrite(left, 0, b"Id")
     assert [chosen.vocabulary.token_bytes[token] for token in rewrite.ids] == [b"orderId"]
     assert rewrite.num_kept == 0
+
+
+def test_forced_text_that_begins_inside_a_character_is_spelled_behind_its_beginning():
+    chosen = setting("chain")
+    lead = byte_tokens(chosen, "霍".encode()[0])
+    rest = "霍".encode()[1:] + b'"'
+    spelling = chosen.boundary.spell([*byte_tokens(chosen, ord("a")), *lead], rest)
+    assert chosen.vocabulary.text_bytes(spelling.ids) == rest
+
+
+@pytest.mark.parametrize(
+    ("left", "forced"),
+    [
+        pytest.param("a <to", "ol>", id="an added word is completed"),
+        pytest.param("a-q", "q ", id="one that must stand alone does not"),
+        pytest.param("a -q", "q ", id="one that must stand alone does"),
+    ],
+)
+def test_added_words_are_seen_across_a_window(left, forced):
+    chosen = Setting(with_words(byte_level(), AddedToken("<tool>"), AddedToken("-qq", single_word=True)))
+    rewrite = chosen.boundary.rewrite(chosen.ids(left), len(chosen.ids(left)), forced.encode())
+    assert (*chosen.ids(left)[: rewrite.num_kept], *rewrite.ids) == chosen.ids(left + forced)
+
+
+def test_only_a_window_is_encoded(monkeypatch):
+    chosen = setting("llama3")
+    output = chosen.ids('{"name": "Ann", "tags": ["red", "blue"]}, ' * 20)
+    lengths = []
+    encode = chosen.encoder.encode
+    monkeypatch.setattr(chosen.encoder, "encode", lambda data, left=(): lengths.append(len(data)) or encode(data, left))
+    chosen.boundary.rewrite(output, len(output), b'"name": "')
+    chosen.boundary.spell(output, b'"order_id": ')
+    chosen.boundary.num_open(output, b'"')
+    assert 0 < max(lengths) < 40

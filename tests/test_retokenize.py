@@ -150,14 +150,44 @@ def bytewise(text, ids):
     return logits
 
 
+def wanting(*tokens):
+    """Return a script that wants these tokens, in this order wherever they are legal."""
+
+    def script(ids):
+        logits = np.zeros(300, dtype=np.float32)
+        for rank, token in enumerate(tokens):
+            logits[token] = 9.0 - rank
+        return logits[: 257 + len(LONG)]
+
+    return script
+
+
+LONG = ["abc"]  # a token that no merge makes: the tokenizer spells it in three
+
+
 def test_case_37_a_rewrite_that_has_no_room_changes_nothing():
-    # `abc` in one token for `a`, `b`: no room is needed. Three tokens for the two that the model chose: there is none.
-    engine = scripted_engine(["ab", "bc", "abc"], script=lambda ids: [9.0 * (token == 256) for token in range(260)])
-    grammar = jf.regex("abab(x|y)z")
-    for limit in range(1, 8):
-        result = engine.generate("q", grammar, policy="retokenize", max_new_tokens=limit)
-        assert len(result.token_ids) <= limit
-        assert grammar.accepts(result.text.encode()) == result.complete
+    engine = scripted_engine(LONG, script=wanting(256))
+    grammar = jf.regex("(abc|q)x")
+    spelled = {}
+    for limit in (2, 3, 4, 5):
+        result = engine.generate("q", grammar, policy="retokenize", max_new_tokens=limit, ensure_complete=True)
+        assert result.complete
+        spelled[limit] = [engine.vocabulary.token_bytes[token] for token in result.token_ids]
+    assert spelled[2] == [b"abc", b"x"]
+    assert spelled[3] == [b"abc", b"x", b""]  # three tokens for `abc` would fit, and leave no room for `x`
+    assert spelled[4] == [b"a", b"b", b"c", b"x"]
+    assert spelled[5] == [b"a", b"b", b"c", b"x", b""]
+
+
+def test_case_32_tokens_are_told_when_nothing_can_change_them():
+    chain = ["fg", "ef", "de", "cd", "bc", "ab"]
+    ab, g = 256 + chain.index("ab"), ord("g")
+    engine, told = scripted_engine(chain, script=lambda ids: [9.0 * (token in (ab, g)) for token in range(263)]), Told()
+    pieces = engine.stream("q", jf.regex("(ab|q)cdef(gh|xy)"), policy="retokenize", streamer=told)
+    assert "".join(pieces) == "abcdefgh"
+    assert [token for part in told.ids[1:] for token in part] == pieces.result.token_ids
+    kinds = ["retokenized", "retokenized", "forced", "retokenized", "forced", "forced"]
+    assert pieces.result.provenance == kinds  # a, bc, de, fg, h, the end
 
 
 def test_a_budget_that_ensures_completion_holds():

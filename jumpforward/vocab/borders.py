@@ -124,11 +124,14 @@ class StableBorders:
         """Whether the tokens of any text fall apart between these two characters next to each other.
 
         What is left of such a place has no part in the tokens right of it, and no token lies across it: the
-        pre-tokenizer always cuts there, or no token contains the bytes at the border side by side.
+        pre-tokenizer always cuts there, or no token contains the bytes at the border side by side, and pieces are not
+        taken whole.
         """
         if self.reason is not None or self._rewriting.may_cross(left, right) or self._cutting.joins(left, right):
             return False
-        return self._cutting.parts(left, right) or not self._side_by_side[left.encode()[-1], right.encode()[0]]
+        if self._cutting.parts(left, right):
+            return True
+        return not self._model.takes_whole and not self._side_by_side[left.encode()[-1], right.encode()[0]]
 
     @cached_property
     def _side_by_side(self) -> np.ndarray:

@@ -16,7 +16,11 @@ _CHANGES_BPE = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
 
 
 class PieceModel:
-    """Tokenizes pieces. Loads its own copy of the model, at the first piece, where one is needed."""
+    """Tokenizes pieces. Loads its own copy of the model, at the first piece, where one is needed.
+
+    Attributes:
+        takes_whole: whether a piece that is a token is that token, whatever the merges say.
+    """
 
     def __init__(self, spec: dict[str, Any], backend: tokenizers.Tokenizer) -> None:
         """Take a tokenizer's description and its backend.
@@ -31,12 +35,12 @@ class PieceModel:
         if not is_plain:
             raise UnknownRuleError(f"the model {model['type']} with {[key for key in _CHANGES_BPE if model.get(key)]}")
         self._backend = backend
-        self._takes_whole = bool(model.get("ignore_merges"))
+        self.takes_whole = bool(model.get("ignore_merges"))
         self._letters = _letters_of(components(spec["normalizer"]), components(spec["pre_tokenizer"]))
 
     def whole(self, piece: bytes) -> tuple[int, ...]:
         """Return the tokens of a piece that ends behind these bytes."""
-        if self._takes_whole:
+        if self.takes_whole:
             token = self._backend.model.token_to_id(self._letters(piece))
             if token is not None:
                 return (token,)
@@ -49,7 +53,7 @@ class PieceModel:
     @cached_property
     def _merging(self) -> Any:
         """The model without the rule that a piece which is a token is taken whole."""
-        if not self._takes_whole:
+        if not self.takes_whole:
             return self._backend.model
         merging = copy.deepcopy(self._backend.model)
         merging.ignore_merges = False
