@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/installed
 	$(BIN)/jumpforward demo
 
+# A process a core with one thread each; a file stays in one, so that what its tests share is made once.
 test: $(VENV)/installed-dev
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
