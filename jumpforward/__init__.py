@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jumpforward.errors import (
+    BadLineError,
     BadLogitsError,
     BatchError,
     EmptyMaskError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BadLineError",
     "BadLogitsError",
     "BatchError",
     "EmptyMaskError",

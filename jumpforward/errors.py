@@ -11,6 +11,7 @@
     ├── RequestTooLongError           prompt and output never fit into the engine's cache (also a ValueError)
     ├── EngineClosedError             the engine was closed before the request had ended (also a RuntimeError)
     ├── BatchError                    some requests of a batch failed (also a RuntimeError)
+    ├── BadLineError                  a line of a batch's input file is no request (also a ValueError)
     └── GenerationError               something failed while tokens were being made (also a RuntimeError)
         ├── EmptyMaskError            the grammar permits no token of the vocabulary
         ├── BadLogitsError            the model's logits permit no legal token (NaN, or all -inf)
@@ -29,6 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "BadLineError",
     "BadLogitsError",
     "BatchError",
     "EmptyMaskError",
@@ -116,6 +118,10 @@ class BatchError(JumpForwardError, RuntimeError):
     def __init__(self, message: str, results: Sequence[Any]) -> None:
         super().__init__(message)
         self.results = list(results)
+
+
+class BadLineError(JumpForwardError, ValueError):
+    """A line of a batch's input file is no JSON object, or lacks a field that its request needs."""
 
 
 class GenerationError(JumpForwardError, RuntimeError):

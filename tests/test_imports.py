@@ -19,7 +19,7 @@ LAYERS = [
     {"decoding"},
     {"engine"},
     {"hf"},
-    {"report", "cli", "bench", "demo"},  # the commands and what they show
+    {"report", "cli", "batch_command", "result_file", "bench", "demo"},  # the commands and what they show
 ]
 BESIDE = {"testing": {"errors", "stats", "vocab", "engine"}}
 WITHOUT_MODELS = {"scheduler.py", "sequence.py", "paths.py", "trie.py", "stats.py"}
