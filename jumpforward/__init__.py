@@ -19,6 +19,7 @@ from jumpforward.errors import (
     BatchError,
     EmptyMaskError,
     EngineClosedError,
+    GenerateOptionError,
     GenerationError,
     GrammarError,
     GrammarWarning,
@@ -37,6 +38,7 @@ from jumpforward.grammar.spec import Grammar, choice, ebnf, json_schema, lark, r
 from jumpforward.stats import Provenance, Stats
 
 if TYPE_CHECKING:
+    from jumpforward import hf
     from jumpforward.engine.engine import Engine
     from jumpforward.engine.handle import Handle
     from jumpforward.engine.pieces import TextPieces
@@ -52,6 +54,7 @@ __all__ = [
     "EmptyMaskError",
     "Engine",
     "EngineClosedError",
+    "GenerateOptionError",
     "GenerationError",
     "GenerationRequest",
     "Grammar",
@@ -74,6 +77,7 @@ __all__ = [
     "TokenizerError",
     "choice",
     "ebnf",
+    "hf",
     "json_schema",
     "lark",
     "regex",
@@ -91,6 +95,8 @@ _LATE = {
 
 def __getattr__(name: str) -> Any:
     """Load what needs torch when it is first asked for."""
+    if name == "hf":
+        return importlib.import_module("jumpforward.hf")
     if name in _LATE:
         return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

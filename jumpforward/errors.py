@@ -3,6 +3,7 @@
     JumpForwardError
     ├── GrammarError                  the grammar cannot be used (also a ValueError)
     ├── OptionError                   an option has a value that means nothing (also a ValueError)
+    ├── GenerateOptionError           model.generate was asked for what is not possible here (also a ValueError)
     ├── PromptError                   the prompt cannot be used (also a ValueError)
     ├── TokenizerError                the tokenizer cannot be used (also a ValueError)
     ├── ModelError                    the model cannot be used (also a ValueError)
@@ -35,6 +36,7 @@ __all__ = [
     "BatchError",
     "EmptyMaskError",
     "EngineClosedError",
+    "GenerateOptionError",
     "GenerationError",
     "GrammarError",
     "GrammarWarning",
@@ -74,6 +76,20 @@ class OptionError(JumpForwardError, ValueError):
         super().__init__(f"{option}={value!r}: expected {expected}")
         self.option = option
         self.value = value
+
+
+class GenerateOptionError(JumpForwardError, ValueError):
+    """``model.generate`` was asked for something that :func:`jumpforward.hf.generate` cannot do. ``option`` names it.
+
+    That is another way to search (beams, contrastive search, assistants), or a field of the generation config.
+    """
+
+    def __init__(self, option: str, value: str) -> None:
+        super().__init__(
+            f"{option} asks for {value}, which cannot be had by custom_generate=jf.hf.generate: expected greedy "
+            "decoding or sampling with temperature, top_k, top_p and min_p; leave it out, or leave custom_generate out"
+        )
+        self.option = option
 
 
 class PromptError(JumpForwardError, ValueError):
