@@ -14,10 +14,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jumpforward.errors import (
+    BadLineError,
     BadLogitsError,
     BatchError,
     EmptyMaskError,
     EngineClosedError,
+    GenerateOptionError,
     GenerationError,
     GrammarError,
     GrammarWarning,
@@ -36,6 +38,7 @@ from jumpforward.grammar.spec import Grammar, choice, ebnf, json_schema, lark, r
 from jumpforward.stats import Provenance, Stats
 
 if TYPE_CHECKING:
+    from jumpforward import hf
     from jumpforward.engine.engine import Engine
     from jumpforward.engine.handle import Handle
     from jumpforward.engine.pieces import TextPieces
@@ -45,11 +48,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BadLineError",
     "BadLogitsError",
     "BatchError",
     "EmptyMaskError",
     "Engine",
     "EngineClosedError",
+    "GenerateOptionError",
     "GenerationError",
     "GenerationRequest",
     "Grammar",
@@ -72,6 +77,7 @@ __all__ = [
     "TokenizerError",
     "choice",
     "ebnf",
+    "hf",
     "json_schema",
     "lark",
     "regex",
@@ -89,6 +95,8 @@ _LATE = {
 
 def __getattr__(name: str) -> Any:
     """Load what needs torch when it is first asked for."""
+    if name == "hf":
+        return importlib.import_module("jumpforward.hf")
     if name in _LATE:
         return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

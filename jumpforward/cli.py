@@ -1,4 +1,4 @@
-"""The command line: ``jumpforward generate``, ``bench``, ``inspect``, ``report`` and ``demo``.
+"""The command line: ``jumpforward generate``, ``batch``, ``bench``, ``inspect``, ``report`` and ``demo``.
 
 Exit codes: 0 a complete output, 1 bad input or an error, 3 an output that was cut off.
 """
@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 import jumpforward
+from jumpforward.batch_command import batch
 from jumpforward.decoding.policy import PolicyName
 from jumpforward.errors import JumpForwardError, OptionError
 from jumpforward.grammar.spec import Whitespace
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, highlight=False)
+app.command()(batch)
 
 
 class Output(StrEnum):
@@ -289,11 +291,11 @@ def _messages(prompt: str, system: str | None, raw: bool) -> Any:
     return [*before, {"role": "user", "content": prompt}]
 
 
-def _engine(model: str | None, dtype: str | None) -> Engine:
+def _engine(model: str | None, dtype: str | None, **limits: Any) -> Engine:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of weights that load within a second; a command of its own has no one else's
-    return jumpforward.Engine.from_pretrained(model, dtype=dtype)
+    return jumpforward.Engine.from_pretrained(model, dtype=dtype, **limits)
 
 
 def _print_tokens(engine: Engine, result: Result) -> None:

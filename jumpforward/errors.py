@@ -3,6 +3,7 @@
     JumpForwardError
     ├── GrammarError                  the grammar cannot be used (also a ValueError)
     ├── OptionError                   an option has a value that means nothing (also a ValueError)
+    ├── GenerateOptionError           model.generate was asked for what is not possible here (also a ValueError)
     ├── PromptError                   the prompt cannot be used (also a ValueError)
     ├── TokenizerError                the tokenizer cannot be used (also a ValueError)
     ├── ModelError                    the model cannot be used (also a ValueError)
@@ -11,6 +12,7 @@
     ├── RequestTooLongError           prompt and output never fit into the engine's cache (also a ValueError)
     ├── EngineClosedError             the engine was closed before the request had ended (also a RuntimeError)
     ├── BatchError                    some requests of a batch failed (also a RuntimeError)
+    ├── BadLineError                  a line of a batch's input file is no request (also a ValueError)
     └── GenerationError               something failed while tokens were being made (also a RuntimeError)
         ├── EmptyMaskError            the grammar permits no token of the vocabulary
         ├── BadLogitsError            the model's logits permit no legal token (NaN, or all -inf)
@@ -29,10 +31,12 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "BadLineError",
     "BadLogitsError",
     "BatchError",
     "EmptyMaskError",
     "EngineClosedError",
+    "GenerateOptionError",
     "GenerationError",
     "GrammarError",
     "GrammarWarning",
@@ -72,6 +76,20 @@ class OptionError(JumpForwardError, ValueError):
         super().__init__(f"{option}={value!r}: expected {expected}")
         self.option = option
         self.value = value
+
+
+class GenerateOptionError(JumpForwardError, ValueError):
+    """``model.generate`` was asked for something that :func:`jumpforward.hf.generate` cannot do. ``option`` names it.
+
+    That is another way to search (beams, contrastive search, assistants), or a field of the generation config.
+    """
+
+    def __init__(self, option: str, value: str) -> None:
+        super().__init__(
+            f"{option} asks for {value}, which cannot be had by custom_generate=jf.hf.generate: expected greedy "
+            "decoding or sampling with temperature, top_k, top_p and min_p; leave it out, or leave custom_generate out"
+        )
+        self.option = option
 
 
 class PromptError(JumpForwardError, ValueError):
@@ -116,6 +134,10 @@ class BatchError(JumpForwardError, RuntimeError):
     def __init__(self, message: str, results: Sequence[Any]) -> None:
         super().__init__(message)
         self.results = list(results)
+
+
+class BadLineError(JumpForwardError, ValueError):
+    """A line of a batch's input file is no JSON object, or lacks a field that its request needs."""
 
 
 class GenerationError(JumpForwardError, RuntimeError):

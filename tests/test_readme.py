@@ -37,7 +37,8 @@ def test_python_blocks_run_in_order() -> None:
 @pytest.mark.model
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("jumpforward ")])
 def test_command_runs(command: str, tmp_path: Path) -> None:
-    (tmp_path / "person.schema.json").write_text(re.search(r"```text\n(\{.*?)```", README, re.DOTALL)[1])
+    for name, content in re.findall(r"`(\S+\.jsonl?)` as\n\n```text\n(.*?)```", README, re.DOTALL):
+        (tmp_path / name).write_text(content)
     words = shlex.split(command)[1:]
     run = subprocess.run(
         [sys.executable, "-c", "from jumpforward.cli import main; main()", *words],
@@ -47,7 +48,10 @@ def test_command_runs(command: str, tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.strip()
+    if " batch " in command:
+        assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+    else:
+        assert run.stdout.strip()
 
 
 def test_other_commands_are_known() -> None:

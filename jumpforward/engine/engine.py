@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from jumpforward.decoding.boundary import Boundary
 from jumpforward.decoding.drafts import Drafter, ForcedText
-from jumpforward.decoding.policy import policy_named
+from jumpforward.decoding.policy import Policy, policy_named
 from jumpforward.decoding.sampling import SamplingOptions
 from jumpforward.engine.batch import run_batch
 from jumpforward.engine.handle import Handle
@@ -19,7 +19,7 @@ from jumpforward.engine.limits import EngineLimits, Limits
 from jumpforward.engine.loop import Loop
 from jumpforward.engine.pieces import TextPieces, steps
 from jumpforward.engine.pretrained import load_pretrained
-from jumpforward.engine.prompt import Prompt, encode_prompt
+from jumpforward.engine.prompt import Prompt, checked_ids, encode_prompt
 from jumpforward.engine.request import GenerationOptions, GenerationRequest, Request, SamplingArguments, stop_bytes
 from jumpforward.engine.result import Result
 from jumpforward.engine.run import Run
@@ -58,10 +58,12 @@ class Engine:
         *,
         max_draft: int = 256,
         automata: bool = True,
+        end_ids: Sequence[int] | None = None,
         **limits: Unpack[EngineLimits],
     ) -> None:
         """Take a causal language model and its fast tokenizer.
 
+        Outputs end with one of ``end_ids``; by default those of the model's generation config and the tokenizer's.
         ``automata=False`` has xgrammar match regular grammars too, instead of a precomputed token index. The rest is
         about several requests at a time: see :class:`~jumpforward.engine.limits.Limits`.
 
@@ -77,10 +79,8 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         self.max_draft = max_draft
-        own_end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self.vocabulary = Vocabulary.from_tokenizer(
-            tokenizer, width=self._runner.width, end_ids=[*self._runner.end_ids, *own_end]
-        )
+        ends = self._end_ids() if end_ids is None else end_ids
+        self.vocabulary = Vocabulary.from_tokenizer(tokenizer, width=self._runner.width, end_ids=ends)
         encoder = PlainEncoder(tokenizer, self.vocabulary)
         self._boundary = Boundary(encoder, StableBorders(tokenizer, self.vocabulary))
         self._drafters: tuple[Drafter, ...] = (ForcedText(self._boundary),)
@@ -188,6 +188,26 @@ class Engine:
             return_errors=return_errors,
         )
 
+    def start(self, requests: Sequence[Request]) -> tuple[Loop, list[Task]]:
+        """Return a loop with these requests in it, all of which run at a time, for the caller to step.
+
+        They share the beginnings of their prompts with one another only, and not with other calls.
+
+        Raises:
+            PromptError: a prompt is empty, or has no room behind it.
+            RollbackUnsupportedError: as :meth:`generate` does.
+        """
+        for request in requests:
+            checked_ids(request.prompt_ids, self._runner.max_length)
+            self._check_rollback(request.policy)
+        loop = self._serving.new_loop(replace(self._limits, batch_size=len(requests)), shares=False)
+        tasks = [
+            Task(request, self._serving.compile(request.matched), Counters(), self._new_run) for request in requests
+        ]
+        for task in tasks:
+            loop.add(task)
+        return loop, tasks
+
     def submit(self, prompt: Prompt, grammar: Grammar, **options: Unpack[GenerationOptions]) -> Handle:
         """Have an output generated in the background, together with others. Arguments are those of :meth:`generate`.
 
@@ -246,6 +266,11 @@ class Engine:
         """What compiles grammars for this vocabulary. Calls do that by themselves, once for each grammar."""
         return self._compiler
 
+    def _end_ids(self) -> list[int]:
+        """Return every id that ends an output: those of the generation config, and the tokenizer's."""
+        own = self.tokenizer.eos_token_id
+        return self._runner.end_ids if own is None else [*self._runner.end_ids, own]
+
     def _alone(self, prompt: Prompt, grammar: Grammar, options: GenerationOptions) -> tuple[Task, Loop]:
         """Return a request and a loop of its own with nothing else in it, the grammar compiled."""
         counters = Counters()
@@ -278,6 +303,7 @@ class Engine:
         *,
         policy: str = "exact",
         max_new_tokens: int = 256,
+        min_new_tokens: int = 0,
         stop: str | Sequence[str] | None = None,
         ensure_complete: bool = False,
         heal: bool = False,
@@ -286,18 +312,32 @@ class Engine:
     ) -> Request:
         options = SamplingOptions(**sampling)
         plan = policy_named(policy)
+        self._check_rollback(plan)
+        with self._tokenizer_lock:  # a call may set the tokenizer's padding, which two at a time must not
+            ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
+        healed = ""
+        if heal:
+            ids, healed = take_back(ids, grammar.walker().live_bytes(), self._boundary, self.vocabulary)
+        return Request(
+            ids,
+            grammar,
+            plan,
+            options,
+            max_new_tokens,
+            stop_bytes(stop),
+            logprobs,
+            ensure_complete,
+            healed,
+            min_new_tokens,
+        )
+
+    def _check_rollback(self, plan: Policy) -> None:
         reason = self._runner.no_rollback_reason
         if reason is not None and (plan.rewrites or (plan.drafts and not plan.commits_stable)):
             raise RollbackUnsupportedError(
                 f"policy {plan.name!r} takes tokens back, and this model cannot go back in its sequence: {reason}; "
                 "use 'masked', or 'canonical', which then runs without drafts"
             )
-        with self._tokenizer_lock:  # a call may set the tokenizer's padding, which two at a time must not
-            ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
-        healed = ""
-        if heal:
-            ids, healed = take_back(ids, grammar.walker().live_bytes(), self._boundary, self.vocabulary)
-        return Request(ids, grammar, plan, options, max_new_tokens, stop_bytes(stop), logprobs, ensure_complete, healed)
 
     def _new_run(self, request: Request, compiled: Compiled, counters: Counters, row: Row) -> Run:
         drafts = request.policy.drafts and self._runner.no_rollback_reason is None

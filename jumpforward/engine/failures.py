@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from jumpforward.errors import BadLogitsError, EmptyMaskError, OutOfMemoryError, TokenRejectedError
+from jumpforward.matching.matcher import Matcher
 
 _LEN_SHOWN = 60
 
 
-def empty_mask(text: str, missing: bytes) -> EmptyMaskError:
-    """No token of the vocabulary is legal; ``missing`` are bytes that the grammar wants."""
+def empty_mask(text: str, matcher: Matcher) -> EmptyMaskError:
+    """No token of the vocabulary is legal where the matcher stands."""
+    if matcher.is_accepting:
+        return EmptyMaskError(
+            f"behind {text[-_LEN_SHOWN:]!r} the output is complete and cannot go on, and an end token is not legal "
+            "yet: use a smaller min_new_tokens, or another grammar",
+            text,
+        )
+    missing = matcher.missing_bytes()
     wanted = ", ".join(repr(bytes([value])) for value in missing[:8]) or "tokens that it does not have"
     return EmptyMaskError(
         f"behind {text[-_LEN_SHOWN:]!r} the grammar can only be completed with {wanted}, which the vocabulary "

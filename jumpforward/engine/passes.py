@@ -62,16 +62,25 @@ def _choose(runs: Sequence[Run], pieces: Sequence[Piece], logits: Sequence[torch
     """Return for each run the model's choice at each row of its piece."""
     if not any(piece.rows for piece in pieces):
         return [[] for _ in pieces]
-    lines = [
+    asked = [
         kept if len(kept) == len(piece.asked) else kept[[place - piece.keep[0] for place in piece.asked]]
         for piece, kept in zip(pieces, logits, strict=True)
     ]
+    lines = [_processed(*each) for each in zip(runs, pieces, asked, strict=True)]
     masks = [run.bitmask[list(piece.rows)] for run, piece in zip(runs, pieces, strict=True)]
     requests = []
     for run, piece in zip(runs, pieces, strict=True):
         num_output = len(run.sequence.output_ids)
         requests.append((run.sampler, [num_output + row for row in piece.rows]))
     return choose_tokens(_joined(lines), _joined(masks).to(lines[0].device), requests)
+
+
+def _processed(run: Run, piece: Piece, logits: torch.Tensor) -> torch.Tensor:
+    """Return the logits of a piece's rows as the request's own processor leaves them."""
+    processor = run.request.processor
+    if processor is None or not piece.rows:
+        return logits
+    return torch.stack([processor(*each) for each in zip(run.outputs_at(piece.rows), logits, strict=True)])
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -20,7 +20,13 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length
     Raises:
         PromptError: nothing to continue from, neither text nor messages, no chat template, or no room for a token.
     """
-    ids = _text_ids(prompt, tokenizer) if isinstance(prompt, str) else _chat_ids(prompt, tokenizer)
+    return checked_ids(
+        _text_ids(prompt, tokenizer) if isinstance(prompt, str) else _chat_ids(prompt, tokenizer), max_length
+    )
+
+
+def checked_ids(ids: Sequence[int], max_length: int) -> tuple[int, ...]:
+    """Return the ids of a prompt; PromptError where there are none, or no room behind them."""
     if not ids:
         raise PromptError("the prompt is empty: expected text or chat messages to continue from")
     if len(ids) >= max_length:

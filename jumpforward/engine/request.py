@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from jumpforward.decoding.policy import Policy
 from jumpforward.decoding.sampling import SamplingOptions
 from jumpforward.engine.prompt import Prompt
 from jumpforward.errors import OptionError
 from jumpforward.grammar.spec import Grammar
+
+if TYPE_CHECKING:
+    import torch
+
+    # The output so far and the logits behind it, shape (width,), to the logits among which the mask then chooses.
+    LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 
 
 class SamplingArguments(TypedDict, total=False):
@@ -29,6 +35,8 @@ class GenerationOptions(SamplingArguments, total=False):
     Attributes:
         policy: ``"exact"`` (default), ``"canonical"``, ``"retokenize"`` or ``"masked"``; see the README.
         max_new_tokens: the most tokens that the output has, an end token included; 256 by default.
+        min_new_tokens: how many tokens there are in front of an end token, at least. An output that must end before
+            is an error.
         temperature: 0 (default) takes the likeliest legal token; above, tokens are drawn.
         top_k: draw among the likeliest ``top_k`` legal tokens.
         top_p: draw among the likeliest legal tokens that together have this probability.
@@ -44,6 +52,7 @@ class GenerationOptions(SamplingArguments, total=False):
 
     policy: str
     max_new_tokens: int
+    min_new_tokens: int
     stop: str | Sequence[str] | None
     ensure_complete: bool
     heal: bool
@@ -62,6 +71,7 @@ class Request:
     """A checked request.
 
     ``healed`` is the text of tokens that were taken back from the prompt's end; the output begins with it.
+    ``processor`` changes the logits of a position before they are masked. It is also asked about drafts.
 
     Raises:
         OptionError: an option has a value that means nothing.
@@ -76,6 +86,8 @@ class Request:
     logprobs: bool = False
     ensure_complete: bool = False
     healed: str = ""
+    min_new_tokens: int = 0
+    processor: LogitsProcessor | None = None
 
     @property
     def matched(self) -> Grammar:
@@ -86,10 +98,14 @@ class Request:
         """Check what the other types do not."""
         if not isinstance(self.grammar, Grammar):
             raise OptionError("grammar", self.grammar, "a grammar, as jf.json_schema(...) or jf.regex(...) make")
-        if isinstance(self.max_new_tokens, bool) or not isinstance(self.max_new_tokens, int):
-            raise OptionError("max_new_tokens", self.max_new_tokens, "a whole number of at least 1")
-        if self.max_new_tokens < 1:
-            raise OptionError("max_new_tokens", self.max_new_tokens, "at least 1")
+        for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise OptionError(name, value, f"a whole number of at least {least}")
+            if value < least:
+                raise OptionError(name, value, f"at least {least}")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise OptionError("min_new_tokens", self.min_new_tokens, f"at most max_new_tokens={self.max_new_tokens}")
 
 
 def stop_bytes(stop: str | Sequence[str] | None) -> tuple[bytes, ...]:

@@ -38,6 +38,7 @@ from jumpforward.engine.text import whole_characters
 from jumpforward.errors import OptionError
 from jumpforward.matching.automaton import CompiledAutomaton
 from jumpforward.matching.completing import CompletingMatcher
+from jumpforward.matching.lasting import LastingMatcher
 from jumpforward.matching.matcher import Matcher
 from jumpforward.matching.pushdown import CompiledGrammar
 from jumpforward.stats import Counters, Provenance
@@ -49,8 +50,13 @@ def _matcher(request: Request, compiled: CompiledAutomaton | CompiledGrammar, ma
     Raises:
         OptionError: a complete output is to be ensured, and the grammar's shortest is not known, or has no room.
     """
-    if not request.ensure_complete:
-        return compiled.matcher()
+    matcher = _completing(compiled, max_new_tokens) if request.ensure_complete else compiled.matcher()
+    if not request.min_new_tokens:
+        return matcher
+    return LastingMatcher(matcher, request.min_new_tokens, compiled.vocabulary.end_ids)
+
+
+def _completing(compiled: CompiledAutomaton | CompiledGrammar, max_new_tokens: int) -> CompletingMatcher:
     if not isinstance(compiled, CompiledAutomaton):
         raise OptionError("ensure_complete", True, "a regular grammar (regex or choice) that fits into an automaton")
     fewest = compiled.fewest_tokens
@@ -170,7 +176,7 @@ class Run:
                 sequence.prompt_ids, sequence.output_ids, self.matcher, self.bitmask, sequence.num_left
             )
         if not draft.tokens and draft.has_next and not self.bitmask[0].any():
-            raise failures.empty_mask(self.text, self.matcher.missing_bytes())
+            raise failures.empty_mask(self.text, self.matcher)
         return draft
 
     def _commit(self) -> None:
@@ -211,6 +217,11 @@ class Run:
             self._asked.append((first, logprobs))
         if self.row.length >= len(self.sequence) + draft.open_rows[-1]:
             self._settle(draft)
+
+    def outputs_at(self, rows: Ids[int]) -> list[list[int]]:
+        """Return the output in front of each of these rows of what is prepared."""
+        tokens = self._pending().tokens
+        return [[*self.sequence.output_ids, *tokens[:row]] for row in rows]
 
     def _pending(self) -> Draft:
         if self._draft is None:

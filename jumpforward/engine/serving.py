@@ -34,9 +34,10 @@ class Serving:
         self._compilers = CompilerPool(compiler, _COMPILER_THREADS)
         self._service = Service(lambda: self.new_loop(limits), limits.max_waiting)
 
-    def new_loop(self, limits: Limits) -> Loop:
-        """Return an idle loop over a cache of its own."""
-        return Loop(self._runner, limits, num_rows=limits.batch_size, prefixes=self.prefixes)
+    def new_loop(self, limits: Limits, *, shares: bool = True) -> Loop:
+        """Return an idle loop over a cache of its own, and, unless it ``shares``, over prefixes of its own."""
+        own = PrefixCache(limits.prefix_cache_bytes, self._runner.bytes_per_token)
+        return Loop(self._runner, limits, num_rows=limits.batch_size, prefixes=self.prefixes if shares else own)
 
     def compile(self, grammar: Grammar) -> Future[Compiled]:
         """Have a grammar compiled by another thread.
