@@ -22,6 +22,7 @@ from jumpforward.errors import (
     GrammarError,
     GrammarWarning,
     JumpForwardError,
+    MemoryFileError,
     ModelError,
     ModelNotFoundError,
     OptionError,
@@ -36,6 +37,7 @@ from jumpforward.grammar.spec import Grammar, choice, ebnf, json_schema, lark, r
 from jumpforward.stats import Provenance, Stats
 
 if TYPE_CHECKING:
+    from jumpforward.decoding.drafter import Bid, Drafter, DraftView
     from jumpforward.engine.engine import Engine
     from jumpforward.engine.handle import Handle
     from jumpforward.engine.pieces import TextPieces
@@ -47,6 +49,9 @@ __version__ = "0.1.0"
 __all__ = [
     "BadLogitsError",
     "BatchError",
+    "Bid",
+    "DraftView",
+    "Drafter",
     "EmptyMaskError",
     "Engine",
     "EngineClosedError",
@@ -57,6 +62,7 @@ __all__ = [
     "GrammarWarning",
     "Handle",
     "JumpForwardError",
+    "MemoryFileError",
     "ModelError",
     "ModelNotFoundError",
     "OptionError",
@@ -79,6 +85,9 @@ __all__ = [
 ]
 
 _LATE = {
+    "Bid": "jumpforward.decoding.drafter",
+    "DraftView": "jumpforward.decoding.drafter",
+    "Drafter": "jumpforward.decoding.drafter",
     "Engine": "jumpforward.engine.engine",
     "GenerationRequest": "jumpforward.engine.request",
     "Handle": "jumpforward.engine.handle",

@@ -9,6 +9,7 @@
     │   ├── ModelNotFoundError        no such model, here or on the hub
     │   └── RollbackUnsupportedError  the model's cache cannot be cropped, and the policy needs that
     ├── RequestTooLongError           prompt and output never fit into the engine's cache (also a ValueError)
+    ├── MemoryFileError               a file with what earlier outputs left cannot be read (also a ValueError)
     ├── EngineClosedError             the engine was closed before the request had ended (also a RuntimeError)
     ├── BatchError                    some requests of a batch failed (also a RuntimeError)
     └── GenerationError               something failed while tokens were being made (also a RuntimeError)
@@ -37,6 +38,7 @@ __all__ = [
     "GrammarError",
     "GrammarWarning",
     "JumpForwardError",
+    "MemoryFileError",
     "ModelError",
     "ModelNotFoundError",
     "OptionError",
@@ -101,6 +103,10 @@ class RequestTooLongError(JumpForwardError, ValueError):
         super().__init__(message)
         self.num_tokens = num_tokens
         self.max_tokens = max_tokens
+
+
+class MemoryFileError(JumpForwardError, ValueError):
+    """A file with what earlier outputs left is damaged, or of another version or another vocabulary."""
 
 
 class EngineClosedError(JumpForwardError, RuntimeError):

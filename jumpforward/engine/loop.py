@@ -149,6 +149,7 @@ class Loop:
         wants = {}
         for key, (_, run) in list(self._running.items()):
             with self._fault_of(key):
+                run.num_sharing = len(self._running)
                 num_tokens = run.prepare()
                 if not num_tokens:
                     self._end(key, run.result())

@@ -1,0 +1,84 @@
+"""Drafts of values that are copied from the prompt.
+
+``"Dan`` and `` Dan`` are different tokens, so that a copied value is found by its bytes: the end of the output, from
+the beginning of a word on, is looked up in the prompt's text, and what follows there is bid in the tokenizer's own
+tokens.
+"""
+
+from __future__ import annotations
+
+import re
+
+from jumpforward.decoding.boundary import Boundary
+from jumpforward.decoding.drafter import Bid, Drafter, DraftRequest, DraftView
+
+_MAX_KNOWN = 48  # bytes of the output that are looked up
+_WORD = re.compile(rb"[0-9A-Za-z\x80-\xff]+")
+_WORD_START = re.compile(rb"(?<![0-9A-Za-z\x80-\xff])[0-9A-Za-z\x80-\xff]")
+_NEXT_WORD = re.compile(rb"[^0-9A-Za-z\x80-\xff]{1,2}[0-9A-Za-z\x80-\xff]+")
+
+# How likely a copy goes on: inside a word, to the next word, over a sign as in an address, over the end of a clause.
+_IN_WORD, _NEXT, _JOINED, _OVER_CLAUSE = 0.9, 0.55, 0.75, 0.15
+
+
+class CopiedText(Drafter):
+    """Drafts the rest of a word of the prompt that the output has begun, and then the words behind it."""
+
+    name = "lookup"
+
+    def __init__(self, boundary: Boundary) -> None:
+        self._boundary = boundary
+
+    def start(self, request: DraftRequest) -> Drafter:
+        """Return the source of one request."""
+        return _PromptText(self._boundary, request.prompt_bytes)
+
+
+class _PromptText(CopiedText):
+    def __init__(self, boundary: Boundary, prompt_bytes: bytes) -> None:
+        super().__init__(boundary)
+        # A sign in front, so that every word has one.
+        self._text = b" " + prompt_bytes
+        self._last_end = 0  # where the last copy came to: values are often copied in the prompt's order
+
+    def propose(self, view: DraftView) -> Bid | None:
+        end = self._find(bytes(view.output_bytes[-_MAX_KNOWN:]))
+        if end is None:
+            return None
+        self._last_end = end
+        data, confidence = self._next(end)
+        tokens = self._boundary.spell(view.output_ids, data).ids if data else ()
+        return Bid(tokens, confidence) if tokens else None
+
+    def _find(self, known: bytes) -> int | None:
+        """Return where in the prompt the longest end of the output ends that begins with a word."""
+        for match in _WORD_START.finditer(known):
+            wanted = known[match.start() :]
+            found = self._place(wanted, self._last_end - len(wanted))
+            if found is None:
+                found = self._place(wanted, 0)
+            if found is not None:
+                return found + len(wanted)
+        return None
+
+    def _place(self, wanted: bytes, start: int) -> int | None:
+        """Return the first place from ``start`` on at which ``wanted`` stands with no word running into it."""
+        at = self._text.find(wanted, max(1, start))
+        while at > 0:
+            if not _WORD.match(self._text, at - 1, at):
+                return at
+            at = self._text.find(wanted, at + 1)
+        return None
+
+    def _next(self, end: int) -> tuple[bytes, float]:
+        """Return the text up to the end of a word, and how likely it is copied too."""
+        if match := _WORD.match(self._text, end):
+            return match[0], _IN_WORD
+        match = _NEXT_WORD.match(self._text, end)
+        if match is None:
+            return b"", 0.0
+        if match[0][:1] == b" ":
+            return match[0], _NEXT
+        if b" " in match[0] or b"\n" in match[0]:
+            return match[0], _OVER_CLAUSE
+        return match[0], _JOINED
