@@ -130,7 +130,7 @@ def _generate(engine: Engine, prompt: Prompt, grammar: Grammar, max_new_tokens: 
     """Run transformers' own loop with xgrammar's logits processor, over the same compiled grammar."""
     compiled = engine.compiler.pushdown(grammar)
     ends = list(engine.vocabulary.end_ids)
-    with _counted_passes(engine.model) as passes:
+    with counted_passes(engine.model) as passes:
         start = time.perf_counter()
         ids = torch.tensor([encode_prompt(prompt, engine.tokenizer, 2**31)], device=engine.model.device)
         output = engine.model.generate(  # type: ignore[operator]
@@ -148,8 +148,8 @@ def _generate(engine: Engine, prompt: Prompt, grammar: Grammar, max_new_tokens: 
 
 
 @contextmanager
-def _counted_passes(model: Any) -> Iterator[list[None]]:
-    """Collect one entry for every call of the model's forward."""
+def counted_passes(model: Any) -> Iterator[list[None]]:
+    """Collect one entry for every call of the model's forward inside the block."""
     passes: list[None] = []
     handle = model.register_forward_pre_hook(lambda *_: passes.append(None))
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -82,13 +82,20 @@ class DraftBuilder:
         *,
         skips_certain: bool,
         max_draft: int,
+        written: Callable[[Sequence[int]], Sequence[int]] | None = None,
     ) -> None:
+        """Make the builder of one request.
+
+        ``written`` gives what the policy will write behind an output without asking, from the matcher's place. It has
+        to be written along a draft too, or the model would be asked where it is not asked without drafts.
+        """
         self._drafters = [drafter.start(request) for drafter in drafters]
         self._request = request
         self._pace = pace
         self._counters = counters
         self._skips_certain = skips_certain
         self.max_draft = max_draft
+        self._written = written
         self._output_bytes = bytearray()  # of the first tokens of the output, so many:
         self._num_spelled = 0
 
@@ -121,7 +128,7 @@ class DraftBuilder:
 
     def _walk(self, draft: Draft, view: DraftView, bitmask: torch.Tensor, num_left: int, bar: float) -> None:
         """Move the view's matcher ahead, and write down the way in ``draft`` and in the view."""
-        matcher, token_bytes = view.matcher, self._request.vocabulary.token_bytes
+        matcher = view.matcher
         words = bitmask.numpy()
         running: list[_Running] = []
         reach, num_guesses = 1.0, 0
@@ -144,12 +151,37 @@ class DraftBuilder:
                 num_guesses += not best.is_forced
             if not matcher.consume(token):
                 break
-            running = [bid for bid in running if bid.goes_on(token)]
-            draft.tokens.append(token)
-            draft.claims.append(claim)
-            view.output_ids.append(token)
-            view.output_bytes += token_bytes[token]
-            draft.has_next = len(draft.tokens) < num_left and not matcher.is_terminated
+            self._append(draft, view, running, token, claim, num_left)
+            if claim is not None and draft.has_next and self._written is not None:
+                self._write(draft, view, running, self._written(view.output_ids), num_left)
+
+    def _append(
+        self,
+        draft: Draft,
+        view: DraftView,
+        running: list[_Running],
+        token: int,
+        claim: Claim | None,
+        num_left: int,
+    ) -> None:
+        """Write down a token over which the matcher has moved."""
+        running[:] = [bid for bid in running if bid.goes_on(token)]
+        draft.tokens.append(token)
+        draft.claims.append(claim)
+        view.output_ids.append(token)
+        view.output_bytes += self._request.vocabulary.token_bytes[token]
+        draft.has_next = len(draft.tokens) < num_left and not view.matcher.is_terminated
+
+    def _write(
+        self, draft: Draft, view: DraftView, running: list[_Running], tokens: Sequence[int], num_left: int
+    ) -> None:
+        """Go over what the policy writes by itself; where that has no room, end the draft in front of it."""
+        if len(draft.tokens) + len(tokens) > self.max_draft:
+            draft.has_next = False
+        for token in tokens:
+            if not draft.has_next or not view.matcher.consume(token):
+                break
+            self._append(draft, view, running, token, None, num_left)
 
     def _best(self, view: DraftView, running: list[_Running], *, may_guess: bool) -> tuple[_Running | None, float]:
         """Ask the sources that have no bid running; return the best bid for a legal token, and its worth."""

@@ -6,7 +6,8 @@ spell forced text would each give.
 
 What one request leaves for another can be told from how fast the other is. Its scope is therefore explicit: ``"off"``
 for no table at all, ``"request"`` for prompt and output of the same request, ``"grammar"`` for earlier outputs of the
-same grammar too, ``"process"`` for those of every grammar and engine with the same vocabulary. Prompts are never shared.
+same grammar too, ``"process"`` for those of every grammar and engine with the same vocabulary. Prompts are never
+shared.
 """
 
 from __future__ import annotations

@@ -134,6 +134,7 @@ class Run:
             counters,
             skips_certain=request.policy.skips_certain,
             max_draft=max_draft,
+            written=self._committer.stable if request.policy.commits_stable else None,
         )
         self.costs = pace.costs
         self.num_sharing = 1
