@@ -53,7 +53,10 @@ class Engine:
         tokenizer: its tokenizer.
         vocabulary: what every token id stands for.
         max_draft: the most tokens that one chunk holds behind the uncached suffix of its sequence.
+        DEFAULT_DRAFTERS: the names of the sources that draft where no others are given.
     """
+
+    DEFAULT_DRAFTERS = DEFAULT_DRAFTERS
 
     def __init__(
         self,
