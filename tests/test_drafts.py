@@ -35,8 +35,11 @@ def combination(names: tuple[str, ...], row_s: float, automata: bool) -> jf.Engi
 shared_combination = cache(combination)  # what it remembers of other examples is stale in this one
 
 
+FLEXIBLE = jf.json_schema(RECORD, whitespace="flexible", max_whitespace=3)
+
+
 @given(
-    grammar=grammars,
+    grammar=st.one_of(grammars, st.just(FLEXIBLE)),
     prompt=st.sampled_from(PROMPTS),
     sampling=st.sampled_from(SAMPLING),
     names=st.sampled_from([*((name,) for name in DEFAULT_DRAFTERS), DEFAULT_DRAFTERS, DEFAULT_DRAFTERS[::-1]]),
@@ -271,3 +274,38 @@ def test_law_11_a_source_that_fails_to_learn_ends_its_request_behind_whole_token
 def test_defaults_are_what_an_engine_begins_with() -> None:
     engine = scripted_engine(**ALONE | {"memory": "request"})
     assert tuple(source.name for source in engine._drafting.drafters) == DEFAULT_DRAFTERS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"ab": true, "n": 10}',
+        '{"ab":true,"n":10}',
+        '{\n  "ab": true,\n  "n": 10\n}',
+        '{\n    "ab": true,\n    "n": 10\n}',
+    ],
+)
+def test_formats_draft_the_layout_that_an_output_keeps_to(text: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ab": {"type": "boolean"}, "n": {"enum": [1, 10]}},
+        "required": ["ab", "n"],
+    }
+    engine = scripted_engine(drafters=["formats"])
+    engine.model.script = favouring(text, engine.tokenizer)
+    result = engine.generate("a", jf.json_schema(schema, whitespace="flexible"))
+    assert result.text == text
+    assert result.stats.num_forward_passes <= 7
+    assert result.stats.sources["formats"].num_accepted >= 7
+    fixed = engine.generate("a", jf.json_schema(schema))
+    assert fixed.stats.sources["formats"].num_proposed == 0
+
+
+def test_formats_fall_silent_where_an_output_keeps_to_none() -> None:
+    engine = scripted_engine(drafters=["formats"])
+    text = '{ "ab" :true}'
+    engine.model.script = favouring(text, engine.tokenizer)
+    schema = {"type": "object", "properties": {"ab": {"type": "boolean"}}, "required": ["ab"]}
+    result = engine.generate("a", jf.json_schema(schema, whitespace="flexible"))
+    assert result.text == text
+    assert result.stats.sources["formats"].num_accepted == 0

@@ -8,16 +8,17 @@ from jumpforward.decoding.boundary import Boundary
 from jumpforward.decoding.costs import MeasuredCosts, PassCosts
 from jumpforward.decoding.drafter import Drafter
 from jumpforward.decoding.forced import ForcedText
+from jumpforward.decoding.formats import FixedFormats
 from jumpforward.decoding.guesses import RejectedRows
 from jumpforward.decoding.lookup import CopiedText
 from jumpforward.decoding.memory import DEFAULT_MEMORY_BYTES, MEMORY_SCOPES, EarlierTokens, MemoryScope, memory_for
 from jumpforward.decoding.pace import Paces
 from jumpforward.engine.limits import EngineLimits
 from jumpforward.errors import OptionError
-from jumpforward.vocab.vocabulary import Vocabulary
+from jumpforward.matching.compiler import GrammarCompiler
 
 # The order decides between bids of the same worth.
-DEFAULT_DRAFTERS = ("guesses", "memory", "forced", "lookup")
+DEFAULT_DRAFTERS = ("guesses", "memory", "forced", "formats", "lookup")
 
 
 class EngineOptions(EngineLimits, total=False):
@@ -43,7 +44,7 @@ class Drafting:
     def __init__(
         self,
         boundary: Boundary,
-        vocabulary: Vocabulary,
+        compiler: GrammarCompiler,
         *,
         drafters: Sequence[str | Drafter] = DEFAULT_DRAFTERS,
         memory: MemoryScope = "grammar",
@@ -59,11 +60,12 @@ class Drafting:
             raise OptionError("memory", memory, f"one of {', '.join(MEMORY_SCOPES)}")
         if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int) or memory_bytes < 0:
             raise OptionError("memory_bytes", memory_bytes, "a whole number of at least 0")
-        self.memory = memory_for(memory, vocabulary, memory_bytes)
+        self.memory = memory_for(memory, compiler.vocabulary, memory_bytes)
         makers: dict[str, Callable[[], Drafter]] = {
             "guesses": RejectedRows,
             "memory": lambda: EarlierTokens(memory, self.memory),
             "forced": lambda: ForcedText(boundary),
+            "formats": lambda: FixedFormats(boundary, lambda grammar: compiler.pushdown(grammar).matcher()),
             "lookup": lambda: CopiedText(boundary),
         }
         made = [_made(each, makers) for each in drafters]

@@ -100,15 +100,15 @@ class Engine:
         self.vocabulary = Vocabulary.from_tokenizer(tokenizer, width=self._runner.width, end_ids=self._end_ids())
         encoder = PlainEncoder(tokenizer, self.vocabulary)
         self._boundary = Boundary(encoder, StableBorders(tokenizer, self.vocabulary))
+        self._compiler = GrammarCompiler(self.vocabulary, automata=automata)
         self._drafting = Drafting(
             self._boundary,
-            self.vocabulary,
+            self._compiler,
             drafters=drafters,
             memory=memory,
             memory_bytes=memory_bytes,
             pass_costs=pass_costs,
         )
-        self._compiler = GrammarCompiler(self.vocabulary, automata=automata)
         self._tokenizer_lock = Lock()
         self._serving = Serving(self._runner, self._compiler, self._limits)
 
