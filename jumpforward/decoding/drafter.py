@@ -118,8 +118,8 @@ class Drafter:
 
     name: str
 
-    def start(self, request: DraftRequest) -> Drafter:  # noqa: ARG002  (for those who want it)
-        """Return the source of one request: this one, or one that is made for it."""
+    def start(self, request: DraftRequest) -> Drafter | None:  # noqa: ARG002  (for those who want it)
+        """Return the source of one request: this one, or one that is made for it; None where it has nothing to say."""
         return self
 
     def propose(self, view: DraftView) -> Bid | None:

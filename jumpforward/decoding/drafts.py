@@ -18,6 +18,8 @@ from jumpforward.stats import Counters
 if TYPE_CHECKING:
     import torch
 
+_SURE = 0.9  # a bid that is worth so much goes on without asking the other sources
+
 
 @dataclass
 class Draft:
@@ -89,7 +91,8 @@ class DraftBuilder:
         ``written`` gives what the policy will write behind an output without asking, from the matcher's place. It has
         to be written along a draft too, or the model would be asked where it is not asked without drafts.
         """
-        self._drafters = [drafter.start(request) for drafter in drafters]
+        started = (drafter.start(request) for drafter in drafters)
+        self._drafters = [drafter for drafter in started if drafter is not None]
         self._request = request
         self._pace = pace
         self._counters = counters
@@ -185,13 +188,19 @@ class DraftBuilder:
 
     def _best(self, view: DraftView, running: list[_Running], *, may_guess: bool) -> tuple[_Running | None, float]:
         """Ask the sources that have no bid running; return the best bid for a legal token, and its worth."""
-        asked = {bid.source for bid in running}
+        best, most = self._worthiest(view, running, may_guess)
+        if most >= _SURE:
+            return best, most
+        asked = [bid.source for bid in running]
         for source, drafter in enumerate(self._drafters):
             if source not in asked and (may_guess or drafter.name == FORCED):
                 self._ask(source, drafter, view, running)
+        return self._worthiest(view, running, may_guess)
+
+    def _worthiest(self, view: DraftView, running: list[_Running], may_guess: bool) -> tuple[_Running | None, float]:
         best, most = None, -1.0
         for bid in running:
-            if view.allows(bid.token) and (may_guess or bid.is_forced):
+            if (may_guess or bid.is_forced) and view.allows(bid.token):
                 worth = self._pace.worth(bid.claim)
                 if worth > most:
                     best, most = bid, worth

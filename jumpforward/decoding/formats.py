@@ -46,13 +46,13 @@ class FixedFormats(Drafter):
         self._layouts: WeakKeyDictionary[Grammar, Sequence[Grammar]] = WeakKeyDictionary()
         self._lock = Lock()
 
-    def start(self, request: DraftRequest) -> Drafter:
+    def start(self, request: DraftRequest) -> Drafter | None:
         """Return the source of one request; it has something to say only where whitespace is flexible."""
         with self._lock:
             layouts = self._layouts.get(request.grammar)
             if layouts is None:
                 layouts = self._layouts[request.grammar] = _layouts(request.grammar)
-        return _Layouts(self._boundary, [_Beside(self._matcher(layout)) for layout in layouts])
+        return _Layouts(self._boundary, [_Beside(self._matcher(layout)) for layout in layouts]) if layouts else None
 
     def propose(self, view: DraftView) -> Bid | None:  # noqa: ARG002  (its requests' sources do that)
         """Return None: there is no request."""

@@ -2,15 +2,18 @@
 
 ``"Dan`` and `` Dan`` are different tokens, so that a copied value is found by its bytes: the end of the output, from
 the beginning of a word on, is looked up in the prompt's text, and what follows there is bid in the tokenizer's own
-tokens.
+tokens. Where a clause of the prompt ends behind the word, the value as a rule does too: there the token is bid that
+ended the last value.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from jumpforward.decoding.boundary import Boundary
-from jumpforward.decoding.drafter import Bid, Drafter, DraftRequest, DraftView
+from jumpforward.decoding.drafter import Bid, Drafter, DraftRequest, DraftView, Outcome
+from jumpforward.vocab.vocabulary import Vocabulary
 
 _MAX_KNOWN = 48  # bytes of the output that are looked up
 _WORD = re.compile(rb"[0-9A-Za-z\x80-\xff]+")
@@ -18,7 +21,9 @@ _WORD_START = re.compile(rb"(?<![0-9A-Za-z\x80-\xff])[0-9A-Za-z\x80-\xff]")
 _NEXT_WORD = re.compile(rb"[^0-9A-Za-z\x80-\xff]{1,2}[0-9A-Za-z\x80-\xff]+")
 
 # How likely a copy goes on: inside a word, to the next word, over a sign as in an address, over the end of a clause.
-_IN_WORD, _NEXT, _JOINED, _OVER_CLAUSE = 0.9, 0.55, 0.75, 0.15
+_IN_WORD, _NEXT, _JOINED, _OVER_CLAUSE = 0.9, 0.55, 0.78, 0.15
+# And how likely the value ends: where the prompt's clause does, and behind a word that the prompt does not have.
+_END_OF_CLAUSE, _END_OF_WORD = 0.65, 0.3
 
 
 class CopiedText(Drafter):
@@ -31,24 +36,32 @@ class CopiedText(Drafter):
 
     def start(self, request: DraftRequest) -> Drafter:
         """Return the source of one request."""
-        return _PromptText(self._boundary, request.prompt_bytes)
+        return _PromptText(self._boundary, request)
 
 
 class _PromptText(CopiedText):
-    def __init__(self, boundary: Boundary, prompt_bytes: bytes) -> None:
+    def __init__(self, boundary: Boundary, request: DraftRequest) -> None:
         super().__init__(boundary)
         # A sign in front, so that every word has one.
-        self._text = b" " + prompt_bytes
+        self._text = b" " + request.prompt_bytes
+        self._ends = _ValueEnds(request.vocabulary, boundary.spell((), b'",').ids[:1])
         self._last_end = 0  # where the last copy came to: values are often copied in the prompt's order
 
     def propose(self, view: DraftView) -> Bid | None:
+        if not _WORD.match(view.output_bytes, max(0, len(view.output_bytes) - 1)):
+            return None
         end = self._find(bytes(view.output_bytes[-_MAX_KNOWN:]))
         if end is None:
-            return None
+            return self._ends.bid(view, _END_OF_WORD)
         self._last_end = end
         data, confidence = self._next(end)
+        if confidence < _NEXT and (bid := self._ends.bid(view, _END_OF_CLAUSE)) is not None:
+            return bid
         tokens = self._boundary.spell(view.output_ids, data).ids if data else ()
         return Bid(tokens, confidence) if tokens else None
+
+    def learn(self, outcome: Outcome) -> None:
+        self._ends.learn(outcome)
 
     def _find(self, known: bytes) -> int | None:
         """Return where in the prompt the longest end of the output ends that begins with a word."""
@@ -82,3 +95,29 @@ class _PromptText(CopiedText):
         if b" " in match[0] or b"\n" in match[0]:
             return match[0], _OVER_CLAUSE
         return match[0], _JOINED
+
+
+class _ValueEnds:
+    """The tokens that ended the last string and the last number of an output in JSON."""
+
+    def __init__(self, vocabulary: Vocabulary, usual: Sequence[int]) -> None:
+        self._token_bytes = vocabulary.token_bytes
+        self._tokens = {b'"': usual[0]} if usual else {}  # by the first byte: a string's, a number's
+
+    def bid(self, view: DraftView, confidence: float) -> Bid | None:
+        """Return the first of them that is legal."""
+        token = next((token for token in self._tokens.values() if view.allows(token)), None)
+        return None if token is None else Bid((token,), confidence)
+
+    def learn(self, outcome: Outcome) -> None:
+        """Note how values ended in the tokens of a pass."""
+        ids, before = outcome.output_ids, max(0, outcome.num_before - 1)
+        for index in range(before + 1, len(ids)):
+            data = self._token_bytes[ids[index]]
+            first = data[:1]
+            if (
+                first in (b'"', b",", b"}")
+                and b":" not in data
+                and _WORD.search(self._token_bytes[ids[index - 1]][-1:])
+            ):
+                self._tokens[b'"' if first == b'"' else b","] = ids[index]

@@ -16,7 +16,6 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Literal, get_args
@@ -80,12 +79,13 @@ class Memory:
     def recent(self, table: int, context: Context) -> tuple[int, ...]:
         """Return what came behind a context, the most recent last."""
         key = (table, *context)
+        found = self._recent.get(key)
+        if found is None:
+            return ()
         with self._lock:
-            found = self._recent.get(key)
-            if found is None:
-                return ()
-            self._recent.move_to_end(key)
-            return found
+            if key in self._recent:  # another thread may have let it go by now
+                self._recent.move_to_end(key)
+        return found
 
     def clear(self) -> None:
         """Forget everything."""
@@ -177,19 +177,23 @@ class _RequestMemory(Drafter):
         self._own = Memory(max_bytes=DEFAULT_MEMORY_BYTES)
         self._own.add(0, prompt_ids, 1)
         self._before = tuple(prompt_ids[-LEN_CONTEXT:])
-        self._places = [(self._own, 0)] if memory is None else [(self._own, 0), *((memory, table) for table in tables)]
-        self._learned = self._places if memory is None else self._places[1:]
+        shared = [] if memory is None else [(memory, table) for table in tables]
+        self._places = [*shared[::-1], (self._own, 0)]
+        self._learned = shared or self._places
         self._num_learned = 0
 
     def propose(self, view: DraftView) -> Bid | None:
         context = view.last_ids(LEN_CONTEXT)
         allows = view.allows
-        for length in range(len(context), 0, -1):
-            behind = context[-length:]
-            # The most recent last: what this output says counts for more than what others did.
-            found = chain.from_iterable(memory.recent(table, behind) for memory, table in reversed(self._places))
+        for first in range(len(context)):
+            behind = context[first:]
+            # The most recent last: what this request says counts for more than what others did.
+            found: tuple[int, ...] = ()
+            for memory, table in self._places:
+                found += memory.recent(table, behind)
             legal = [token for token in found if allows(token)]
             if legal:
+                length = len(behind)
                 best = max(reversed(legal), key=legal.count)
                 return Bid((best,), legal.count(best) / (len(legal) + _DOUBT[length]))
         return None
