@@ -24,6 +24,7 @@ from jumpforward.errors import (
     GrammarError,
     GrammarWarning,
     JumpForwardError,
+    MemoryFileError,
     ModelError,
     ModelNotFoundError,
     OptionError,
@@ -39,6 +40,7 @@ from jumpforward.stats import Provenance, Stats
 
 if TYPE_CHECKING:
     from jumpforward import hf
+    from jumpforward.decoding.drafter import Bid, Drafter, DraftView
     from jumpforward.engine.engine import Engine
     from jumpforward.engine.handle import Handle
     from jumpforward.engine.pieces import TextPieces
@@ -51,6 +53,9 @@ __all__ = [
     "BadLineError",
     "BadLogitsError",
     "BatchError",
+    "Bid",
+    "DraftView",
+    "Drafter",
     "EmptyMaskError",
     "Engine",
     "EngineClosedError",
@@ -62,6 +67,7 @@ __all__ = [
     "GrammarWarning",
     "Handle",
     "JumpForwardError",
+    "MemoryFileError",
     "ModelError",
     "ModelNotFoundError",
     "OptionError",
@@ -85,6 +91,9 @@ __all__ = [
 ]
 
 _LATE = {
+    "Bid": "jumpforward.decoding.drafter",
+    "DraftView": "jumpforward.decoding.drafter",
+    "Drafter": "jumpforward.decoding.drafter",
     "Engine": "jumpforward.engine.engine",
     "GenerationRequest": "jumpforward.engine.request",
     "Handle": "jumpforward.engine.handle",

@@ -54,12 +54,17 @@ class Comparison:
         return median(slow.seconds / fast.seconds for slow, fast in pairs)
 
     def passes(self, method: str) -> int:
-        """Return the forward passes of a method, the prompt's included. Every run of it takes the same number."""
-        return self.outcomes[method][0].num_forward_passes
+        """Return the forward passes of a method, the prompt's included: the median, since drafts learn from runs."""
+        return int(median(outcome.num_forward_passes for outcome in self.outcomes[method]))
 
     def agrees(self, method: str, base: str) -> bool:
         """Return whether two methods made the same tokens."""
         return self.outcomes[method][0].token_ids == self.outcomes[base][0].token_ids
+
+    def sources(self, method: str) -> dict[str, dict[str, float]]:
+        """Return what each source of drafts did in a method's last run."""
+        result = self.outcomes[method][-1].result
+        return {} if result is None else {name: each.model_dump() for name, each in result.stats.sources.items()}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield one JSON object a method."""
@@ -71,6 +76,7 @@ class Comparison:
                 "num_forward_passes": self.passes(method),
                 "num_output_tokens": len(outcomes[0].token_ids),
                 "tokens_equal_masked": self.agrees(method, "masked"),
+                "sources": self.sources(method),
                 "text": outcomes[0].text,
             }
 
@@ -78,8 +84,10 @@ class Comparison:
         """Return the comparison as a table for a terminal."""
         from rich.table import Table
 
-        table = Table("method", "seconds", f"× {GENERATE}", "× masked", "passes", "tokens", "tokens = masked")
-        for column in table.columns[1:]:
+        columns = ("seconds", f"× {GENERATE}", "× masked", "passes", "tokens", "tokens = masked")
+        table = Table("method", *columns, "passes saved by")
+        table.columns[0].no_wrap = True
+        for column in table.columns[1:-1]:
             column.justify = "right"
         for row in self.rows():
             table.add_row(
@@ -89,6 +97,11 @@ class Comparison:
                 str(row["num_forward_passes"]),
                 str(row["num_output_tokens"]),
                 "yes" if row["tokens_equal_masked"] else "no",
+                "  ".join(
+                    f"{name} {source['num_passes_saved']:.0f}"
+                    for name, source in row["sources"].items()
+                    if source["num_proposed"]
+                ),
             )
         return table
 
@@ -118,7 +131,9 @@ def compare(
 
 
 def run_method(engine: Engine, method: str, prompt: Prompt, grammar: Grammar, max_new_tokens: int) -> Outcome:
-    """Run one method once."""
+    """Run one method once, without what earlier outputs left."""
+    if engine.memory is not None:
+        engine.memory.clear()
     if method == GENERATE:
         return _generate(engine, prompt, grammar, max_new_tokens)
     result = engine.generate(prompt, grammar, policy=method, max_new_tokens=max_new_tokens)
@@ -130,7 +145,7 @@ def _generate(engine: Engine, prompt: Prompt, grammar: Grammar, max_new_tokens: 
     """Run transformers' own loop with xgrammar's logits processor, over the same compiled grammar."""
     compiled = engine.compiler.pushdown(grammar)
     ends = list(engine.vocabulary.end_ids)
-    with _counted_passes(engine.model) as passes:
+    with counted_passes(engine.model) as passes:
         start = time.perf_counter()
         ids = torch.tensor([encode_prompt(prompt, engine.tokenizer, 2**31)], device=engine.model.device)
         output = engine.model.generate(  # type: ignore[operator]
@@ -148,8 +163,8 @@ def _generate(engine: Engine, prompt: Prompt, grammar: Grammar, max_new_tokens: 
 
 
 @contextmanager
-def _counted_passes(model: Any) -> Iterator[list[None]]:
-    """Collect one entry for every call of the model's forward."""
+def counted_passes(model: Any) -> Iterator[list[None]]:
+    """Collect one entry for every call of the model's forward inside the block."""
     passes: list[None] = []
     handle = model.register_forward_pre_hook(lambda *_: passes.append(None))
     try:

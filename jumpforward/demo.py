@@ -44,7 +44,11 @@ def show(engine: Engine, console: Console) -> None:
     prompt = [{"role": "user", "content": PROMPT}]
     engine.generate(prompt, grammar, max_new_tokens=2)  # the first call of a process warms up threads and caches
     console.print(f"[bold]Prompt[/]  {PROMPT}\n")
-    results = {name: engine.generate(prompt, grammar, policy=name) for name in POLICIES}
+    results = {}
+    for name in POLICIES:
+        if engine.memory is not None:
+            engine.memory.clear()  # the policies are compared: none is to know another's output
+        results[name] = engine.generate(prompt, grammar, policy=name)
     for name, result in results.items():
         console.print(Text(f"{name:<10}", "bold") + coloured(engine, result, colours=True))
     console.print(Text("          ") + legend(), "")
@@ -55,12 +59,15 @@ def show(engine: Engine, console: Console) -> None:
 
 
 def coloured(engine: Engine, result: Result, *, colours: bool) -> Text:
-    """Return the output's text in the colours of :func:`legend`; without colours, one line for each run of tokens."""
+    """Return the output's text in the colours of :func:`legend`; without colours, one line for each run of tokens.
+
+    Such a line names the source of what was drafted.
+    """
     text = Text()
-    pairs = zip(result.provenance, result.token_ids, strict=True)
-    for provenance, run in groupby(pairs, key=lambda pair: pair[0]):
-        piece = whole_characters(engine.vocabulary.text_bytes(token for _, token in run))
-        text.append(piece if colours else f"{provenance:<8} {piece!r}\n", STYLES[provenance])
+    rows = zip(result.provenance, result.sources, result.token_ids, strict=True)
+    for (provenance, source), run in groupby(rows, key=lambda row: row[:2]):
+        piece = whole_characters(engine.vocabulary.text_bytes(token for *_, token in run))
+        text.append(piece if colours else f"{provenance:<8} {source or '':<8} {piece!r}\n", STYLES.get(provenance, ""))
     return text
 
 

@@ -10,6 +10,7 @@
     │   ├── ModelNotFoundError        no such model, here or on the hub
     │   └── RollbackUnsupportedError  the model's cache cannot be cropped, and the policy needs that
     ├── RequestTooLongError           prompt and output never fit into the engine's cache (also a ValueError)
+    ├── MemoryFileError               a file with what earlier outputs left cannot be read (also a ValueError)
     ├── EngineClosedError             the engine was closed before the request had ended (also a RuntimeError)
     ├── BatchError                    some requests of a batch failed (also a RuntimeError)
     ├── BadLineError                  a line of a batch's input file is no request (also a ValueError)
@@ -41,6 +42,7 @@ __all__ = [
     "GrammarError",
     "GrammarWarning",
     "JumpForwardError",
+    "MemoryFileError",
     "ModelError",
     "ModelNotFoundError",
     "OptionError",
@@ -119,6 +121,10 @@ class RequestTooLongError(JumpForwardError, ValueError):
         super().__init__(message)
         self.num_tokens = num_tokens
         self.max_tokens = max_tokens
+
+
+class MemoryFileError(JumpForwardError, ValueError):
+    """A file with what earlier outputs left is damaged, or of another version or another vocabulary."""
 
 
 class EngineClosedError(JumpForwardError, RuntimeError):

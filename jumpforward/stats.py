@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_TIMED = ("model", "mask", "boundary", "choice", "compile", "wait")
+_TIMED = ("model", "mask", "boundary", "draft", "choice", "compile", "wait")
 
 
 class Provenance(StrEnum):
@@ -29,12 +29,36 @@ class Provenance(StrEnum):
     HEALED = "healed"  # stands for an end of the prompt that was taken back, and maybe for more
 
 
+class SourceStats(BaseModel):
+    """What one source of drafts did in a request. ``num_accepted + num_rejected == num_proposed``.
+
+    Attributes:
+        num_proposed: its draft tokens that the model was asked about.
+        num_accepted: of these, confirmed by the model.
+        num_rejected: of these, not kept: refused, or behind a token that was, whoever proposed that.
+        num_passes_saved: forward passes that its accepted tokens saved: one each, save where a draft ended the output,
+            so that its last token had a pass of its own.
+        seconds: what it took, to propose and to learn.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    num_proposed: int = 0
+    num_accepted: int = 0
+    num_rejected: int = 0
+    num_passes_saved: int = 0
+    seconds: float = 0.0
+
+
 class Stats(BaseModel):
     """The account of one request.
 
     ``num_sampled + num_forced + num_drafted + num_retokenized + num_healed == num_output_tokens``,
     ``num_drafted + num_rejected == num_proposed``, and the chunks' tokens and ``num_reused_tokens`` together are those
     in the cache at the end, which are the sequence's but for its last ones, and ``num_cropped``.
+
+    ``num_proposed`` and ``num_rejected`` are the sums over ``sources``, and so is ``num_drafted`` of what they call
+    accepted, save for tokens that stand for healed text.
 
     Where several requests share a pass, it counts in the account of each, with that request's own tokens, without
     padding, and with the whole of its duration: an account says what a request took and waited for. Sums over requests
@@ -66,9 +90,11 @@ class Stats(BaseModel):
         wait_s: seconds that the request waited for its turn: to be taken in, and for a row of the cache.
         model_s: seconds inside the model's forward.
         mask_s: seconds spent filling masks and walking the matcher along drafts.
-        boundary_s: seconds spent finding forced text and its tokens.
+        boundary_s: seconds spent finding forced text that is written without asking, and its tokens.
+        draft_s: seconds spent in sources of drafts.
         choice_s: seconds spent masking logits and choosing tokens (on a GPU: and waiting for them).
         total_s: seconds in all, from the request to its last token.
+        sources: what each source of drafts did, by its name.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -95,8 +121,10 @@ class Stats(BaseModel):
     model_s: float
     mask_s: float
     boundary_s: float
+    draft_s: float
     choice_s: float
     total_s: float
+    sources: dict[str, SourceStats] = {}
 
     @property
     def passes_per_token(self) -> float:
@@ -148,6 +176,9 @@ class Stats(BaseModel):
             yield "not canonical", f"{self.num_seams} seams ({self.num_seams_forced} by forcing)"
         yield "prompt tokens reused", str(self.num_reused_tokens)
         yield "draft tokens rejected", f"{self.num_rejected} of {self.num_proposed}"
+        for name, source in self.sources.items():
+            if source.num_proposed:
+                yield f"  of {name}", f"{source.num_rejected} of {source.num_proposed}"
         yield (
             "chunk lengths",
             "  ".join(f"{length}×{count}" for length, count in sorted(self.chunk_lengths.items())),
@@ -162,11 +193,30 @@ class Stats(BaseModel):
 
 
 @dataclass
+class SourceCounters:
+    """The account of a source of drafts while it is being written."""
+
+    num_accepted: int = 0
+    num_rejected: int = 0
+    num_passes_saved: int = 0
+    seconds: float = 0.0
+
+    def close(self) -> SourceStats:
+        """Return the account of a request that ends now."""
+        return SourceStats(
+            num_proposed=self.num_accepted + self.num_rejected,
+            num_accepted=self.num_accepted,
+            num_rejected=self.num_rejected,
+            num_passes_saved=self.num_passes_saved,
+            seconds=self.seconds,
+        )
+
+
+@dataclass
 class Counters:
     """The account while it is being written."""
 
-    num_proposed: int = 0
-    num_rejected: int = 0
+    sources: defaultdict[str, SourceCounters] = field(default_factory=lambda: defaultdict(SourceCounters))
     num_cropped: int = 0
     num_withheld: int = 0
     num_seams_sampled: int | None = None
@@ -190,6 +240,12 @@ class Counters:
             self.seconds[what] += elapsed_s - self._nested_s
             self._nested_s = outer_nested_s + elapsed_s
 
+    def spent(self, source: str, seconds: float) -> None:
+        """Add what a source of drafts took, which the timed block around it does then not count."""
+        self.sources[source].seconds += seconds
+        self.seconds["draft"] += seconds
+        self._nested_s += seconds
+
     def lap(self, what: str) -> None:
         """Add the time since the last lap, or since the start, to the seconds of ``what``."""
         now = time.perf_counter()
@@ -200,6 +256,7 @@ class Counters:
         """Return the account of a request that ends now."""
         kinds = Counter(provenance)
         seconds = {f"{name}_s": self.seconds[name] for name in _TIMED}
+        sources = {name: source.close() for name, source in self.sources.items()}
         return Stats(
             policy=policy,
             num_prompt_tokens=num_prompt_tokens,
@@ -212,13 +269,14 @@ class Counters:
             num_withheld=self.num_withheld,
             num_seams_sampled=self.num_seams_sampled,
             num_seams_forced=self.num_seams_forced,
-            num_proposed=self.num_proposed,
-            num_rejected=self.num_rejected,
+            num_proposed=sum(source.num_proposed for source in sources.values()),
+            num_rejected=sum(source.num_rejected for source in sources.values()),
             num_cropped=self.num_cropped,
             num_reused_tokens=self.num_reused_tokens,
             num_forward_passes=sum(self.chunk_lengths.values()),
             chunk_lengths=dict(self.chunk_lengths),
             total_s=time.perf_counter() - self.started_s,
+            sources=sources,
             **seconds,
         )
 

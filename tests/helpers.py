@@ -24,7 +24,8 @@ from transformers import (
 )
 
 import jumpforward as jf
-from jumpforward.decoding.drafts import DraftView
+from jumpforward.decoding.costs import FixedCosts
+from jumpforward.decoding.drafter import Bid, Drafter, DraftView
 from jumpforward.decoding.policy import policy_named
 from jumpforward.engine.passes import ask
 from jumpforward.engine.request import Request
@@ -42,6 +43,8 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
+# No clock and no other request has a part in what is drafted, and rows are free.
+ALONE: dict[str, Any] = {"memory": "off", "pass_costs": FixedCosts(pass_s=1.0, row_s=0.0)}
 MIXED = ["sliding_attention", "full_attention"] * 2
 
 
@@ -69,20 +72,21 @@ def scripted_engine(
     tokenizer = toy_tokenizer(pieces, single_bytes=single_bytes)
     width = len(tokenizer) + padding
     model = ScriptedModel(script or random_script(width, seed), width, max_length=max_length)
-    engine = jf.Engine(model, tokenizer, **options)
+    engine = jf.Engine(model, tokenizer, **ALONE | options)
     model.calls.clear()
     return engine
+
+
+def set_drafters(engine: jf.Engine, *drafters: Drafter) -> None:
+    """Have an engine draft with these and nothing else."""
+    engine._drafting.drafters = drafters
 
 
 def start(engine: jf.Engine, grammar: jf.Grammar, policy: str, **options: Any) -> Run:
     """Return a run in a cache of its own, for :func:`step`."""
     request = Request((0,), grammar, policy_named(policy), **options)
-    drafters = engine._drafters if request.policy.drafts else ()
-    compiled = engine.compiler.compile(grammar)
     row = Row(engine._runner.new_cache())
-    return Run(
-        request, compiled, engine._runner, engine._boundary, drafters, Counters(), row, max_draft=engine.max_draft
-    )
+    return engine._new_run(request, engine.compiler.compile(grammar), Counters(), row)
 
 
 def step(engine: jf.Engine, run: Run) -> None:
@@ -107,7 +111,7 @@ def favouring(text: str, tokenizer: Any, *, padding: int = 0) -> Callable[[Seque
     return script
 
 
-class LegalGuesses:
+class LegalGuesses(Drafter):
     """A drafter whose tokens are all legal, end tokens too, and mostly not what the model wants."""
 
     name = "legal"
@@ -117,7 +121,7 @@ class LegalGuesses:
         self._len_draft = len_draft
         self._bitmask = xgrammar.allocate_token_bitmask(1, width)
 
-    def propose(self, view: DraftView) -> list[int]:
+    def propose(self, view: DraftView) -> Bid:
         random = np.random.default_rng([self._seed, *view.output_ids])
         ahead = view.matcher.fork()
         tokens: list[int] = []
@@ -128,7 +132,7 @@ class LegalGuesses:
                 break
             tokens.append(int(random.choice(legal)))
             ahead.consume(tokens[-1])
-        return tokens
+        return Bid(tokens, 0.99)
 
 
 def tiny_model(kind: str, width: int, seed: int = 0, **options: Any) -> Any:
@@ -160,7 +164,7 @@ def tiny_engine(kind: str, pieces: Sequence[str], seed: int = 0, **options: Any)
     tokenizer = toy_tokenizer(pieces)
     model = tiny_model(kind, len(tokenizer), seed)
     model.generation_config.eos_token_id = None
-    return jf.Engine(model, tokenizer, **options)
+    return jf.Engine(model, tokenizer, **ALONE | options)
 
 
 @cache

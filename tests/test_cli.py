@@ -165,7 +165,9 @@ def test_bench_prints_one_record(monkeypatch, capsys, schema: str) -> None:
     output = capsys.readouterr()
     record = json.loads(output.out)
     methods = {row["method"]: row for row in record["methods"]}
-    assert list(methods) == ["model.generate", "masked", "exact", "canonical"]
+    assert list(methods) == ["model.generate", "masked", "exact", "canonical", "retokenize"]
+    assert methods["exact"]["sources"]["forced"]["num_accepted"] > 0
+    assert methods["masked"]["sources"] == {}
     assert (record["repeats"], record["dtype"]) == (2, "torch.float32")
     assert methods["model.generate"]["tokens_equal_masked"]
     assert methods["exact"]["tokens_equal_masked"]

@@ -9,7 +9,17 @@ import numpy as np
 import pydantic
 import pytest
 import torch
-from helpers import LegalGuesses, favouring, fresh_logits, random_script, scripted_engine, start, step, tiny_engine
+from helpers import (
+    LegalGuesses,
+    favouring,
+    fresh_logits,
+    random_script,
+    scripted_engine,
+    set_drafters,
+    start,
+    step,
+    tiny_engine,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import grammars, languages
@@ -18,7 +28,7 @@ from transformers import TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
 import jumpforward as jf
-from jumpforward.decoding.drafts import DraftView
+from jumpforward.decoding.drafter import Bid, Drafter, DraftView
 from jumpforward.decoding.policy import POLICIES
 from jumpforward.decoding.sampling import SamplingOptions
 from jumpforward.engine.run import Run
@@ -41,7 +51,7 @@ def test_laws_9_and_14_counts_conserve_and_the_limit_holds(
     grammar: jf.Grammar, policy: str, seed: int, limit: int, len_guess: int
 ) -> None:
     engine = scripted_engine(PIECES, seed=seed)
-    engine._drafters += (LegalGuesses(seed, len_guess, engine.vocabulary.width),)
+    set_drafters(engine, *engine._drafting.drafters, LegalGuesses(seed, len_guess, engine.vocabulary.width))
     script, lengths = engine.model.script, [0]
     engine.model.script = lambda ids: lengths.append(len(ids)) or script(ids)
     run = start(engine, grammar, policy, max_new_tokens=limit)
@@ -292,7 +302,7 @@ def test_law_11_a_pass_that_fails_can_be_made_again(policy: str, num_good: int) 
     assert result.stats.num_forward_passes == undisturbed.stats.num_forward_passes
 
 
-class FailsBehindItsDraft:
+class FailsBehindItsDraft(Drafter):
     """Drafts two tokens of an output; asked for more behind them, it fails the first time at every place."""
 
     name = "fails"
@@ -301,12 +311,12 @@ class FailsBehindItsDraft:
         self._tokens = tokens
         self._failed_at: set[int] = set()
 
-    def propose(self, view: DraftView) -> list[int]:
+    def propose(self, view: DraftView) -> Bid:
         place = len(view.output_ids)
         if place % 3 == 2 and place not in self._failed_at:
             self._failed_at.add(place)
             raise LookupError
-        return self._tokens[place : place + 2]
+        return Bid(self._tokens[place : place + 2], 0.99)
 
 
 @pytest.mark.parametrize("automata", [True, False])
@@ -315,7 +325,7 @@ def test_law_11_a_drafter_that_raises_leaves_no_trace(policy: str, automata: boo
     grammar = jf.regex("[ab]{12}")
     engine = scripted_engine(PIECES, automata=automata)
     undisturbed = finished(engine, start(engine, grammar, policy))
-    engine._drafters = (FailsBehindItsDraft(undisturbed.token_ids),)
+    set_drafters(engine, FailsBehindItsDraft(undisturbed.token_ids))
     run = start(engine, grammar, policy)
     with pytest.raises(LookupError):
         step(engine, run)

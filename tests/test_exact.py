@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import LegalGuesses, random_script, scripted_engine, tiny_engine
+from helpers import LegalGuesses, random_script, scripted_engine, set_drafters, tiny_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from strategies import grammars
 
 import jumpforward as jf
-from jumpforward.decoding.drafts import Draft, DraftView
+from jumpforward.decoding.drafter import Bid, Drafter, DraftView
+from jumpforward.decoding.drafts import Draft
 from jumpforward.decoding.verify import Kept
 from jumpforward.stats import Provenance
 
@@ -38,7 +39,7 @@ def shared_engine(seed: int, max_draft: int = 256) -> jf.Engine:
     return scripted_engine(PIECES, seed=seed, automata=automata, max_draft=max_draft)
 
 
-class Scripted:
+class Scripted(Drafter):
     """A drafter that proposes what a list says, whatever is legal."""
 
     name = "scripted"
@@ -47,9 +48,11 @@ class Scripted:
         self._proposals = proposals
         self.num_asked = 0
 
-    def propose(self, view: DraftView) -> Sequence[int]:
+    def propose(self, view: DraftView) -> Bid | None:
         self.num_asked += 1
-        return self._proposals[len(view.output_ids) % len(self._proposals)] if self._proposals else ()
+        if not self._proposals:
+            return None
+        return Bid(self._proposals[len(view.output_ids) % len(self._proposals)], 0.99)
 
 
 def both(engine: jf.Engine, grammar: jf.Grammar, **options: Any) -> tuple[jf.Result, jf.Result]:
@@ -76,12 +79,12 @@ def test_law_7_holds_for_adversarial_drafters(
     grammar: jf.Grammar, sampling: dict[str, Any], proposals: list[list[int]], with_forced: bool
 ) -> None:
     engine = shared_engine(0)
-    forced = engine._drafters
-    engine._drafters = (Scripted(proposals), *(forced if with_forced else ()))
+    usual = engine._drafting.drafters
+    set_drafters(engine, Scripted(proposals), *(usual if with_forced else ()))
     try:
         masked, exact = both(engine, grammar, **sampling)
     finally:
-        engine._drafters = forced
+        set_drafters(engine, *usual)
     assert exact.token_ids == masked.token_ids
 
 
@@ -111,12 +114,12 @@ def test_law_7_holds_for_legal_guesses(
     grammar: jf.Grammar, sampling: dict[str, Any], seed: int, len_draft: int
 ) -> None:
     engine = shared_engine(seed)
-    forced = engine._drafters
-    engine._drafters = (LegalGuesses(seed, len_draft, engine.vocabulary.width),)
+    usual = engine._drafting.drafters
+    set_drafters(engine, LegalGuesses(seed, len_draft, engine.vocabulary.width))
     try:
         masked, exact = both(engine, grammar, **sampling)
     finally:
-        engine._drafters = forced
+        set_drafters(engine, *usual)
     assert exact.token_ids == masked.token_ids
     assert exact.stats.num_forward_passes <= masked.stats.num_forward_passes
 
@@ -127,7 +130,7 @@ def test_law_7_holds_for_a_drafter_that_is_always_right_or_always_wrong() -> Non
     masked = engine.generate(PROMPT, grammar, policy="masked")
     right = [masked.token_ids[index:] for index in range(len(masked.token_ids))]
     for shift, expected in ((0, 1), (1, len(masked.token_ids))):
-        engine._drafters = (Scripted([right[(index + shift) % len(right)] for index in range(len(right))]),)
+        set_drafters(engine, Scripted([right[(index + shift) % len(right)] for index in range(len(right))]))
         exact = engine.generate(PROMPT, grammar, policy="exact")
         assert exact.token_ids == masked.token_ids
         assert exact.stats.num_forward_passes <= expected
@@ -140,7 +143,7 @@ def test_a_draft_goes_on_over_tokens_that_are_certain() -> None:
     wrong = engine.tokenizer("q")["input_ids"]
     # Right from end to end; and wrong where only one token is legal, so that the drafter is asked again behind it.
     for proposals in ([masked, [], [], [], []], [[masked[0], *wrong, *wrong], [], masked[2:], [], []]):
-        engine._drafters = (Scripted(proposals),)
+        set_drafters(engine, Scripted(proposals))
         exact = engine.generate(PROMPT, grammar)
         assert exact.token_ids == masked
         assert exact.stats.num_forward_passes == 1

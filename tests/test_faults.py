@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import LegalGuesses, random_script, scripted_engine, tiny_engine
+from helpers import LegalGuesses, random_script, scripted_engine, set_drafters, tiny_engine
 from hypothesis import given
 from hypothesis import strategies as st
 from test_many import GRAMMARS, PIECES, PROMPTS, REQUESTS, SHARED, alone, check_account, check_same, engine_of, task_of
@@ -159,12 +159,12 @@ def test_a_drafter_that_raises_ends_the_request_it_drafts_for() -> None:
     engine = scripted_engine(PIECES)
 
     class FailsFor(LegalGuesses):
-        def propose(self, view: Any) -> list[int]:
+        def propose(self, view: Any) -> Any:
             if len(view.prompt_ids) == 2 and view.output_ids:
                 raise LookupError
             return super().propose(view)
 
-    engine._drafters += (FailsFor(0, 3, engine.vocabulary.width),)
+    set_drafters(engine, *engine._drafting.drafters, FailsFor(0, 3, engine.vocabulary.width))
     requests = [{"prompt": "x" * length, "grammar": GRAMMARS[1]} for length in (1, 2, 3)]
     first, second, third = engine.generate_batch(requests, return_errors=True)
     assert isinstance(second, LookupError)

@@ -1,61 +1,24 @@
-"""Drafts: tokens proposed ahead of the model, and the masks under which it is asked about them.
-
-A drafter can cost rows of a chunk. It can never change the output: a draft token is kept only where the model's
-own choice, under the same mask and the same random number, is that token.
-"""
+"""Drafts: tokens proposed ahead of the model, and the masks under which it is asked about them."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jumpforward.decoding.boundary import Boundary
+from jumpforward.decoding.drafter import Drafter, DraftRequest, DraftView, Outcome
+from jumpforward.decoding.forced import FORCED
+from jumpforward.decoding.pace import MAX_GUESSES, Claim, Pace
 from jumpforward.matching.matcher import Matcher
 from jumpforward.stats import Counters
 
 if TYPE_CHECKING:
     import torch
 
-
-@dataclass(frozen=True)
-class DraftView:
-    """What a drafter sees: the sequence with the draft so far behind it, and the matcher at its end.
-
-    The matcher is the request's own, moved along the draft. Query it; fork it before moving it. Nothing here may be
-    kept: it changes as soon as ``propose`` returns.
-    """
-
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
-    matcher: Matcher
-
-
-class Drafter(Protocol):
-    """A source of drafts."""
-
-    name: str
-
-    def propose(self, view: DraftView) -> Sequence[int]:
-        """Return tokens that may come next, best first guess at each position; empty for no idea."""
-        ...
-
-
-class ForcedText:
-    """Drafts the canonical tokens of the bytes that the grammar forces."""
-
-    name = "forced"
-
-    def __init__(self, boundary: Boundary) -> None:
-        self._boundary = boundary
-
-    def propose(self, view: DraftView) -> Sequence[int]:
-        """Return the canonical tokens of the forced bytes, the withheld tail included."""
-        forced = view.matcher.forced_bytes()
-        return self._boundary.spell(view.output_ids, forced).ids if forced else ()
+_SURE = 0.9  # a bid that is worth so much goes on without asking the other sources
 
 
 @dataclass
@@ -67,84 +30,219 @@ class Draft:
 
     Attributes:
         tokens: the tokens, in order.
-        is_certain: for each, whether it is the only legal one; the model need not be asked about those.
+        claims: for each, whose it is and how sure that source was; None where it is the only legal one, and the model
+            need not be asked.
         has_next: whether there is a mask row behind the last token.
     """
 
     tokens: list[int] = field(default_factory=list)
-    is_certain: list[bool] = field(default_factory=list)
+    claims: list[Claim | None] = field(default_factory=list)
     has_next: bool = True
 
     @property
     def open_rows(self) -> list[int]:
         """The rows at which the model is asked."""
-        rows = [row for row, certain in enumerate(self.is_certain) if not certain]
+        rows = [row for row, claim in enumerate(self.claims) if claim is not None]
         return [*rows, len(self.tokens)] if self.has_next else rows
 
+
+class _Running:
+    """A bid on its way."""
+
+    __slots__ = ("claim", "is_forced", "later", "next", "source", "tokens")
+
+    def __init__(self, source: int, name: str, tokens: Sequence[int], confidence: float) -> None:
+        self.source = source
+        self.is_forced = name == FORCED
+        self.tokens = tokens
+        self.next = 0
+        self.claim = Claim.of(name, True, confidence)
+        self.later = Claim.of(name, False, confidence)
+
     @property
-    def num_proposed(self) -> int:
-        """How many tokens the model is asked about."""
-        return len(self.tokens) - sum(self.is_certain)
+    def token(self) -> int:
+        return self.tokens[self.next]
+
+    def goes_on(self, token: int) -> bool:
+        """Move over a token; return whether there is one behind it."""
+        if self.token != token:
+            return False
+        self.next += 1
+        self.claim = self.later
+        return self.next < len(self.tokens)
 
 
 class DraftBuilder:
-    """Walks a matcher along what is certain and what the drafters propose, filling one mask row a position."""
+    """Walks a matcher along what is certain and what the sources of a request bid, filling a mask row a position."""
 
-    def __init__(self, drafters: Sequence[Drafter], counters: Counters, *, skips_certain: bool, max_draft: int) -> None:
-        self._drafters = drafters
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        request: DraftRequest,
+        pace: Pace,
+        counters: Counters,
+        *,
+        skips_certain: bool,
+        max_draft: int,
+        written: Callable[[Sequence[int]], Sequence[int]] | None = None,
+    ) -> None:
+        """Make the builder of one request.
+
+        ``written`` gives what the policy will write behind an output without asking, from the matcher's place. It has
+        to be written along a draft too, or the model would be asked where it is not asked without drafts.
+        """
+        started = (drafter.start(request) for drafter in drafters)
+        self._drafters = [drafter for drafter in started if drafter is not None]
+        self._request = request
+        self._pace = pace
         self._counters = counters
         self._skips_certain = skips_certain
         self.max_draft = max_draft
+        self._written = written
+        self._output_bytes = bytearray()  # of the first tokens of the output, so many:
+        self._num_spelled = 0
 
     def build(
-        self,
-        prompt_ids: Sequence[int],
-        output_ids: Sequence[int],
-        matcher: Matcher,
-        bitmask: torch.Tensor,
-        num_left: int,
+        self, output_ids: Sequence[int], matcher: Matcher, bitmask: torch.Tensor, num_left: int, num_sharing: int = 1
     ) -> Draft:
         """Return a draft for an output that has room for ``num_left`` tokens; the matcher is left where it was.
 
         ``bitmask`` is int32 of shape (max_draft + 1, ceil(width / 32)); row i is filled for position i. A row
-        without a legal token ends the draft in front of it.
+        without a legal token ends the draft in front of it. ``num_sharing`` requests share the pass.
         """
         draft = Draft()
-        ids = list(output_ids)
+        self._spell(output_ids)
+        view = DraftView(self._request.prompt_ids, list(output_ids), self._output_bytes, matcher)
+        len_before = len(self._output_bytes)
         try:
-            self._walk(draft, DraftView(prompt_ids, ids, matcher), ids, bitmask, num_left)
-        finally:  # also where a drafter raises
+            self._walk(draft, view, bitmask, num_left, self._pace.bar(num_sharing))
+        finally:  # also where a source raises
             matcher.rollback(len(draft.tokens))
+            del self._output_bytes[len_before:]
         if draft.has_next and draft.tokens and not bitmask[len(draft.tokens)].any():
             draft.has_next = False  # a dead end: for the next step to report, if the draft gets there
         return draft
 
-    def _walk(self, draft: Draft, view: DraftView, ids: list[int], bitmask: torch.Tensor, num_left: int) -> None:
-        """Move the view's matcher ahead, and write down the way in ``draft`` and in ``ids``, which the view shows."""
+    def _spell(self, output_ids: Sequence[int]) -> None:
+        """Bring the output's text up to date. Policies that draft never rewrite it."""
+        if self._drafters:
+            self._output_bytes += self._request.vocabulary.text_bytes(output_ids[self._num_spelled :])
+            self._num_spelled = len(output_ids)
+
+    def _walk(self, draft: Draft, view: DraftView, bitmask: torch.Tensor, num_left: int, bar: float) -> None:
+        """Move the view's matcher ahead, and write down the way in ``draft`` and in the view."""
         matcher = view.matcher
         words = bitmask.numpy()
-        queue: deque[int] = deque()
+        running: list[_Running] = []
+        reach, num_guesses = 1.0, 0
         while draft.has_next:
             row = len(draft.tokens)
             matcher.fill_bitmask(bitmask, row)
             if row == self.max_draft:
                 break
-            only = only_token(words[row]) if self._skips_certain else None
-            if only is None and not queue:
-                queue.extend(self._proposal(view))
-            token = only if only is not None else queue.popleft() if queue else None
-            if token is None or not matcher.consume(token):
+            token, claim = (only_token(words[row]) if self._skips_certain else None), None
+            if token is None:
+                view.mask = words[row]
+                best, worth = self._best(view, running, may_guess=num_guesses < MAX_GUESSES)
+                if best is None:
+                    break
+                if reach * worth < bar:
+                    self._pace.refuse(best.claim)
+                    break
+                token, claim = best.token, best.claim
+                reach *= worth
+                num_guesses += not best.is_forced
+            if not matcher.consume(token):
                 break
-            if only is not None and queue and queue.popleft() != only:
-                queue.clear()
-            draft.tokens.append(token)
-            draft.is_certain.append(only is not None)
-            ids.append(token)
-            draft.has_next = len(draft.tokens) < num_left and not matcher.is_terminated
+            self._append(draft, view, running, token, claim, num_left)
+            if claim is not None and draft.has_next and self._written is not None:
+                self._write(draft, view, running, self._written(view.output_ids), num_left)
 
-    def _proposal(self, view: DraftView) -> Sequence[int]:
-        with self._counters.timed("boundary"):
-            return next((tokens for drafter in self._drafters if (tokens := drafter.propose(view))), ())
+    def _append(
+        self,
+        draft: Draft,
+        view: DraftView,
+        running: list[_Running],
+        token: int,
+        claim: Claim | None,
+        num_left: int,
+    ) -> None:
+        """Write down a token over which the matcher has moved."""
+        running[:] = [bid for bid in running if bid.goes_on(token)]
+        draft.tokens.append(token)
+        draft.claims.append(claim)
+        view.output_ids.append(token)
+        view.output_bytes += self._request.vocabulary.token_bytes[token]
+        draft.has_next = len(draft.tokens) < num_left and not view.matcher.is_terminated
+
+    def _write(
+        self, draft: Draft, view: DraftView, running: list[_Running], tokens: Sequence[int], num_left: int
+    ) -> None:
+        """Go over what the policy writes by itself; where that has no room, end the draft in front of it."""
+        if len(draft.tokens) + len(tokens) > self.max_draft:
+            draft.has_next = False
+        for token in tokens:
+            if not draft.has_next or not view.matcher.consume(token):
+                break
+            self._append(draft, view, running, token, None, num_left)
+
+    def _best(self, view: DraftView, running: list[_Running], *, may_guess: bool) -> tuple[_Running | None, float]:
+        """Ask the sources that have no bid running; return the best bid for a legal token, and its worth."""
+        best, most = self._worthiest(view, running, may_guess)
+        if most >= _SURE:
+            return best, most
+        asked = [bid.source for bid in running]
+        for source, drafter in enumerate(self._drafters):
+            if source not in asked and (may_guess or drafter.name == FORCED):
+                self._ask(source, drafter, view, running)
+        return self._worthiest(view, running, may_guess)
+
+    def _worthiest(self, view: DraftView, running: list[_Running], may_guess: bool) -> tuple[_Running | None, float]:
+        best, most = None, -1.0
+        for bid in running:
+            if (may_guess or bid.is_forced) and view.allows(bid.token):
+                worth = self._pace.worth(bid.claim)
+                if worth > most:
+                    best, most = bid, worth
+        return best, most
+
+    def _ask(self, source: int, drafter: Drafter, view: DraftView, running: list[_Running]) -> None:
+        start_s = time.perf_counter()
+        try:
+            bid = drafter.propose(view)
+        finally:
+            self._counters.spent(drafter.name, time.perf_counter() - start_s)
+        if bid is not None and bid.tokens:
+            running.append(_Running(source, drafter.name, bid.tokens, bid.confidence))
+
+    def learn(
+        self,
+        draft: Draft,
+        output_ids: Sequence[int],
+        choices: Mapping[int, int | None],
+        num_kept: int,
+    ) -> None:
+        """Tell the sources, and the account, what became of a draft; ``num_kept`` tokens joined the output."""
+        if not self._drafters:
+            return
+        accepted = 0
+        while accepted < min(num_kept, len(draft.tokens)) and draft.tokens[accepted] == output_ids[accepted - num_kept]:
+            accepted += 1
+        judged = [
+            (claim, row < accepted)
+            for row, claim in enumerate(draft.claims[: accepted + (accepted < num_kept)])
+            if claim is not None
+        ]
+        num_rows = draft.open_rows[-1] + 1 if draft.open_rows else 0
+        self._pace.learn(judged, num_kept, num_rows)
+        num_before = len(output_ids) - num_kept
+        outcome = Outcome(output_ids, num_before, len(self._output_bytes), draft.tokens, choices, accepted)
+        for drafter in self._drafters:
+            start_s = time.perf_counter()
+            try:
+                drafter.learn(outcome)
+            finally:
+                self._counters.spent(drafter.name, time.perf_counter() - start_s)
 
 
 def only_token(words: np.ndarray) -> int | None:

@@ -10,10 +10,14 @@ from jumpforward.stats import Provenance
 
 
 class Kept(NamedTuple):
-    """A token that joins the output. ``token`` is None where the model's logits permitted no legal one."""
+    """A token that joins the output. ``token`` is None where the model's logits permitted no legal one.
+
+    ``source`` is the name of the source of a draft token.
+    """
 
     token: int | None
     provenance: Provenance
+    source: str | None = None
 
 
 def verify(draft: Draft, choices: Mapping[int, int | None]) -> list[Kept]:
@@ -24,11 +28,11 @@ def verify(draft: Draft, choices: Mapping[int, int | None]) -> list[Kept]:
     choice that differs is kept in its place and ends the run, as it does in ordinary decoding.
     """
     kept: list[Kept] = []
-    for row, (token, certain) in enumerate(zip(draft.tokens, draft.is_certain, strict=True)):
-        if certain:
+    for row, (token, claim) in enumerate(zip(draft.tokens, draft.claims, strict=True)):
+        if claim is None:
             kept.append(Kept(token, Provenance.FORCED))
         elif choices[row] == token:
-            kept.append(Kept(token, Provenance.DRAFTED))
+            kept.append(Kept(token, Provenance.DRAFTED, claim.source))
         else:
             kept.append(Kept(choices[row], Provenance.SAMPLED))
             return kept

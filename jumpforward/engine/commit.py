@@ -54,6 +54,11 @@ class Committer:
             self._append(spelling.stable)
         return num_before
 
+    def stable(self, output_ids: Ids[int]) -> Ids[int]:
+        """Return the stable tokens of what is forced behind ``output_ids``, at whose end the matcher stands."""
+        forced = self._matcher.forced_bytes()
+        return self._boundary.spell(output_ids, forced, self._matcher.live_bytes).stable if forced else ()
+
     def _append(self, tokens: Ids[int]) -> bool:
         """Append forced tokens; False where it ends with some of them."""
         for token in tokens:

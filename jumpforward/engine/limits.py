@@ -26,8 +26,8 @@ class Limits:
     Attributes:
         batch_size: how many requests run at a time; the others wait for a row of the cache.
         token_budget: the most tokens that a step feeds. Longer prompts are cut, so that other requests get on.
-        max_padding: the most padding, in tokens, for whose sake chunks of unlike length share a pass. By default 16
-            on a CPU, where a token costs time, and 512 elsewhere.
+        max_padding: the most padding, in tokens, for whose sake chunks of unlike length share a pass. By default as
+            much as costs about what another pass would, which is measured.
         max_cache_bytes: the most memory that the KV cache takes; None for no limit. While buffers are exchanged
             for larger ones, one layer's are there twice.
         prefix_cache_bytes: the most memory for beginnings of prompts that are kept for other requests; 0 keeps none.

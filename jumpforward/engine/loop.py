@@ -25,6 +25,7 @@ from jumpforward.engine.scheduler import Part, Scheduler, Want
 from jumpforward.engine.task import Task
 from jumpforward.errors import RequestTooLongError
 
+_LEAST_PADDING, _MOST_PADDING = 8, 512  # tokens of a pass, where nothing else is asked for
 _RECOVERY_STEPS = 64  # without a failure, until a budget that was halved is doubled again
 
 
@@ -45,13 +46,10 @@ class Loop:
         self._limits = limits
         max_bytes, own_row = limits.max_cache_bytes, runner.no_rollback_reason is not None
         max_cells = max_bytes // runner.bytes_per_token if max_bytes is not None and not own_row else None
-        max_padding = limits.max_padding
-        if max_padding is None:
-            max_padding = 16 if runner.model.device.type == "cpu" else 512
         self._scheduler = Scheduler(
             1 if own_row else num_rows,
             token_budget=limits.token_budget,
-            max_padding=max_padding,
+            max_padding=_LEAST_PADDING if limits.max_padding is None else limits.max_padding,
             max_cells=max_cells,
         )
         self._cache: SequenceCache = runner.new_cache(self._scheduler.num_rows, max_cells=max_cells)
@@ -107,11 +105,21 @@ class Loop:
     def step(self) -> None:
         """Go on by one step. It is short if no request is ready."""
         self.admit()
-        for parts in self._scheduler.plan(self._wants()):
+        wants = self._wants()
+        if self._limits.max_padding is None:
+            self._scheduler.max_padding = self._padding_for_a_pass()
+        for parts in self._scheduler.plan(wants):
             if not self._pass(parts):
                 break  # the rest of the plan was for another budget
         else:
             self._recover()
+
+    def _padding_for_a_pass(self) -> int:
+        """Return how many tokens of padding cost about as much as another pass, by what passes have taken so far."""
+        cost = next((run.costs.now for _, run in self._running.values()), None)
+        if cost is None or cost.row_s * _MOST_PADDING <= cost.pass_s:
+            return _MOST_PADDING
+        return max(_LEAST_PADDING, int(cost.pass_s / cost.row_s))
 
     def admit(self) -> None:
         """Drop what was cancelled, and give free rows to requests that are ready: how a step begins."""
@@ -149,6 +157,7 @@ class Loop:
         wants = {}
         for key, (_, run) in list(self._running.items()):
             with self._fault_of(key):
+                run.num_sharing = len(self._running)
                 num_tokens = run.prepare()
                 if not num_tokens:
                     self._end(key, run.result())

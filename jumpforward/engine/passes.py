@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ def ask(runner: Runner, runs: Sequence[Run], num_tokens: Sequence[int]) -> list[
     """
     pieces = [run.piece(count) for run, count in zip(runs, num_tokens, strict=True)]
     lengths = [run.row.length for run in runs]
+    start_s = perf_counter()
     try:
         answers = _answers(runner, runs, pieces)
     except BaseException:
@@ -36,6 +38,7 @@ def ask(runner: Runner, runs: Sequence[Run], num_tokens: Sequence[int]) -> list[
             if run.row.length != length and runner.no_rollback_reason is None:
                 run.row.crop(length)
         raise
+    runs[0].costs.observe(len(runs) * max(len(piece.ids) for piece in pieces), perf_counter() - start_s)
     for run, piece in zip(runs, pieces, strict=True):
         run.counters.chunk_lengths[len(piece.ids)] += 1
     return answers

@@ -21,6 +21,7 @@ class Result(BaseModel):
         healed: the text of tokens that were taken back from the prompt; the tokens begin with it, the text does not.
         token_ids: the output's tokens, an end token included. They are final.
         provenance: for each token, who chose it.
+        sources: for each token, the name of the source that drafted it; None where none did.
         finish_reason: ``"end"`` (an end token), ``"length"`` (``max_new_tokens``) or ``"stop"`` (a stop string).
         complete: whether the text is a complete output of the grammar, and not only the beginning of one.
         logprobs: on request, for each token the log-probability that the model gave it before masking and warping;
@@ -35,6 +36,7 @@ class Result(BaseModel):
     healed: str = ""
     token_ids: list[int]
     provenance: list[Provenance]
+    sources: list[str | None]
     finish_reason: FinishReason
     complete: bool
     logprobs: list[float | None] | None = None

@@ -25,9 +25,11 @@ import torch
 import xgrammar
 
 from jumpforward.decoding.boundary import Boundary
-from jumpforward.decoding.drafts import Draft, DraftBuilder, Drafter
+from jumpforward.decoding.drafter import Drafter, DraftRequest
+from jumpforward.decoding.drafts import Draft, DraftBuilder
+from jumpforward.decoding.pace import Pace
 from jumpforward.decoding.sampling import Sampler
-from jumpforward.decoding.verify import verify
+from jumpforward.decoding.verify import Kept, verify
 from jumpforward.engine import failures
 from jumpforward.engine.commit import Committer
 from jumpforward.engine.request import Request
@@ -94,6 +96,8 @@ class Run:
         sampler: what draws its tokens.
         bitmask: what is legal at each row of the draft that is prepared, int32, (max_draft + 1, ceil(width / 32)).
         counters: its account.
+        costs: what passes cost.
+        num_sharing: how many requests share its passes; the loop says so.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Run:
         counters: Counters,
         row: Row,
         *,
+        pace: Pace,
         max_draft: int,
     ) -> None:
         self.request = request
@@ -129,8 +134,16 @@ class Run:
         )
         self.sampler = Sampler(request.sampling)
         self._builder = DraftBuilder(
-            drafters, counters, skips_certain=request.policy.skips_certain, max_draft=max_draft
+            drafters,
+            DraftRequest(request.prompt_ids, request.matched, compiled.vocabulary),
+            pace,
+            counters,
+            skips_certain=request.policy.skips_certain,
+            max_draft=max_draft,
+            written=self._committer.stable if request.policy.commits_stable else None,
         )
+        self.costs = pace.costs
+        self.num_sharing = 1
         self.bitmask = xgrammar.allocate_token_bitmask(max_draft + 1, runner.width)
         self._draft: Draft | None = None  # what is to be fed; and the model's choices for its rows so far
         self._choices: dict[int, int | None] = {}
@@ -173,7 +186,7 @@ class Run:
         sequence = self.sequence
         with self.counters.timed("mask"):
             draft = self._builder.build(
-                sequence.prompt_ids, sequence.output_ids, self.matcher, self.bitmask, sequence.num_left
+                sequence.output_ids, self.matcher, self.bitmask, sequence.num_left, self.num_sharing
             )
         if not draft.tokens and draft.has_next and not self.bitmask[0].any():
             raise failures.empty_mask(self.text, self.matcher)
@@ -231,24 +244,37 @@ class Run:
     def _settle(self, draft: Draft) -> None:
         """Append what is kept of a draft, and make the cache hold no more than that."""
         num_before = len(self.sequence.output_ids)
-        kept = verify(draft, self._choices)
+        choices = self._choices
+        kept = verify(draft, choices)
         self._draft, self._choices = None, {}
         try:
-            for token, provenance in kept:
-                if token is None:
-                    raise failures.bad_logits(self.text, self._runner.model)
-                self._append(token, provenance)
+            for each in kept:
+                self._append(each)
                 if self.is_finished:
                     break
         finally:
-            num_added = len(self.sequence.output_ids) - num_before
-            drafted = sum(each.provenance is Provenance.DRAFTED for each in kept[:num_added])
-            self.counters.num_proposed += draft.num_proposed
-            self.counters.num_rejected += draft.num_proposed - drafted
+            kept = kept[: len(self.sequence.output_ids) - num_before]
+            self._count(draft, kept)
             self._crop(len(self.sequence) - 1)  # the last token is fed for what comes behind it
             self._note_logprobs()
+        self._builder.learn(draft, self.sequence.output_ids, choices, len(kept))
         if self.is_finished:
             self._commit()
+
+    def _count(self, draft: Draft, kept: Ids[Kept]) -> None:
+        """Enter into the account what became of a draft."""
+        sources = self.counters.sources
+        for row, claim in enumerate(draft.claims):
+            if claim is None:
+                continue
+            if row < len(kept) and kept[row].provenance is Provenance.DRAFTED:
+                sources[claim.source].num_accepted += 1
+                sources[claim.source].num_passes_saved += 1
+            else:
+                sources[claim.source].num_rejected += 1
+        drafted = [each.source for each in kept if each.source is not None]
+        if drafted and all(each.provenance is not Provenance.SAMPLED for each in kept):
+            sources[drafted[-1]].num_passes_saved -= 1  # it has the pass to itself
 
     def _crop(self, length: int) -> None:
         """Make the cache hold no more than the sequence's first ``length`` tokens."""
@@ -257,10 +283,12 @@ class Run:
             self.counters.num_cropped += self.row.length - length
             self.row.crop(length)
 
-    def _append(self, token: int, provenance: Provenance) -> None:
-        if not self.matcher.consume(token):
-            raise failures.token_rejected(self.text, token, self._vocabulary.token_bytes[token])
-        self.sequence.append(token, provenance)
+    def _append(self, kept: Kept) -> None:
+        if kept.token is None:
+            raise failures.bad_logits(self.text, self._runner.model)
+        if not self.matcher.consume(kept.token):
+            raise failures.token_rejected(self.text, kept.token, self._vocabulary.token_bytes[kept.token])
+        self.sequence.append(kept.token, kept.provenance, kept.source)
 
     def _note_logprobs(self) -> None:
         """Take over the log-probabilities of the tokens that the last passes were about."""
@@ -300,6 +328,7 @@ class Run:
             healed=self.request.healed,
             token_ids=sequence.output_ids,
             provenance=sequence.provenance,
+            sources=sequence.sources,
             finish_reason=sequence.finish_reason,
             complete=self.request.grammar.accepts(data) if stopped else self.matcher.is_accepting,
             logprobs=sequence.logprobs if self.request.logprobs else None,

@@ -18,6 +18,7 @@ class Sequence:
         prompt_ids: the prompt's tokens, which never change.
         output_ids: the output's tokens, an end token included.
         provenance: for each output token, who chose it.
+        sources: for each output token, the source that drafted it; None where none did.
         logprobs: for each output token, the model's log-probability of it where one is known.
         data: the output's bytes, cut in front of a stop string.
         finish_reason: why it ended; None while it goes on.
@@ -37,6 +38,7 @@ class Sequence:
         self.prompt_ids = tuple(prompt_ids)
         self.output_ids: list[int] = []
         self.provenance: list[Provenance] = []
+        self.sources: list[str | None] = []
         self.logprobs: list[float | None] = []
         self.data = bytearray()
         self.finish_reason: FinishReason | None = None
@@ -60,10 +62,11 @@ class Sequence:
         len_prompt = len(self.prompt_ids)
         return [*self.prompt_ids[start:], *self.output_ids[max(0, start - len_prompt) :]]
 
-    def append(self, token: int, provenance: Provenance) -> None:
+    def append(self, token: int, provenance: Provenance, source: str | None = None) -> None:
         """Add a token. It may end the sequence: by what it is, by what it spells, or by being the last."""
         self.output_ids.append(token)
         self.provenance.append(Provenance.HEALED if self._num_healed_bytes else provenance)
+        self.sources.append(source)
         self.logprobs.append(None)
         if token in self._vocabulary.end_ids:
             self.finish_reason = "end"
@@ -84,6 +87,7 @@ class Sequence:
         num_old = len(self._vocabulary.text_bytes(self.output_ids[num_kept:stop]))
         self.output_ids[num_kept:stop] = tokens
         self.provenance[num_kept:stop] = provenance
+        self.sources[num_kept:stop] = [None] * len(tokens)
         self.logprobs[num_kept:stop] = [None] * len(tokens)
         self._grow(self._vocabulary.text_bytes(tokens)[num_old:])
 

@@ -1,0 +1,308 @@
+"""How many forward passes do drafts save, by source, and what is that in seconds?
+
+    python experiments/drafting.py [--quick] [--rounds 3] [--parts passes time]
+
+`passes` counts in float32, with the costs of a pass held fixed so that no clock has a part in it, and compares every
+output with that of `masked`, token for token. `time` measures in bfloat16, methods interleaved, with the costs that
+the engine measures itself.
+
+- **cold**: what earlier outputs left is cleared before every request.
+- **warm**: the requests of a schema in a row, from the file's beginning and then from its end; those behind four others
+  count. No request ever sees its own output.
+- **finished**: the cold requests that ended by themselves. A weak model that loops flatters every drafter.
+- **temperature 1**: cold, under a seed, against `masked` under the same seed.
+- **batch 8**: cold within a family, eight requests at a time.
+- **prompt lookup**: transformers' `prompt_lookup_num_tokens`, without a grammar: another text, for reference.
+
+The last line of standard output is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import jumpforward as jf
+from jumpforward.bench import counted_passes
+from jumpforward.decoding.costs import FixedCosts
+from jumpforward.engine.prompt import encode_prompt
+
+WORKLOADS = Path(__file__).parent / "workloads"
+ERR = Console(stderr=True)
+COSTS = FixedCosts(pass_s=0.043, row_s=0.00093)  # of bfloat16 on two cores
+NUM_BEFORE = 4  # requests of a schema before one that counts as warm
+MAX_NEW_TOKENS = 200
+
+Case = dict[str, Any]
+
+
+def main() -> None:
+    options = _options()
+    cases = load(options.quick)
+    record: dict[str, Any] = {"experiment": "drafting", "conditions": conditions(options, cases)}
+    if "passes" in options.parts:
+        engine = jf.Engine.from_pretrained(options.model, dtype="float32", pass_costs=COSTS)
+        record["passes"] = count_passes(engine, cases)
+        ERR.print(passes_table(record["passes"]))
+    if "time" in options.parts:
+        engine = jf.Engine.from_pretrained(options.model, dtype="bfloat16")
+        record["time"] = measure(engine, cases, options.rounds)
+        ERR.print(time_table(record["time"]))
+    sys.stdout.write(json.dumps(record) + "\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a hub id or a folder; by default SmolLM2-135M-Instruct")
+    parser.add_argument("--rounds", type=int, default=3, help="of the timing")
+    parser.add_argument("--parts", nargs="+", choices=["passes", "time"], default=["passes", "time"])
+    parser.add_argument("--quick", action="store_true", help="some requests of each family, one round")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds = 1
+    return options
+
+
+def load(quick: bool) -> list[Case]:
+    """Return the requests: records, calls and text with a schema each, and extraction with one schema a domain."""
+    lines = [line for name in ("end_to_end", "extraction") for line in _lines(name)]
+    cases = [json.loads(line) for line in lines]
+    schemas = {json.dumps(case["schema"]): jf.json_schema(case["schema"]) for case in cases}
+    for case in cases:
+        case["grammar"] = schemas[json.dumps(case["schema"])]
+        case["workload"] = "extraction" if "answer" in case else case["family"]
+    if not quick:
+        return cases
+    taken: Counter[str] = Counter()
+    kept = []
+    for case in cases:
+        taken[case["family"]] += 1
+        if taken[case["family"]] <= (NUM_BEFORE + 1 if case["family"] == "people" else 1):
+            kept.append(case)
+    return kept
+
+
+def _lines(name: str) -> list[str]:
+    return (WORKLOADS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+
+
+def generate(engine: jf.Engine, case: Case, **options: Any) -> jf.Result:
+    prompt = [{"role": "user", "content": case["prompt"]}]
+    return engine.generate(prompt, case["grammar"], max_new_tokens=MAX_NEW_TOKENS, **options)
+
+
+def cold(engine: jf.Engine, case: Case, **options: Any) -> jf.Result:
+    engine.memory.clear()
+    return generate(engine, case, **options)
+
+
+def warm(cases: Sequence[Case], run: Callable[[Case], Any], clear: Callable[[], None]) -> list[tuple[Case, Any]]:
+    """Run families in a row, forwards and backwards; return what came of the requests behind enough others."""
+    counted = []
+    for family in dict.fromkeys(case["family"] for case in cases if case["workload"] == "extraction"):
+        members = [case for case in cases if case["family"] == family]
+        for order in (members, members[::-1]):
+            clear()
+            outcomes = [(case, run(case)) for case in order]
+            counted += outcomes[NUM_BEFORE:]
+    return counted
+
+
+# --- passes ------------------------------------------------------------------------------------------------------
+
+
+def count_passes(engine: jf.Engine, cases: Sequence[Case]) -> dict[str, Any]:
+    """Return passes and equality by workload and condition."""
+    found: dict[str, dict[str, list[tuple[Case, jf.Result, jf.Result]]]] = {}
+    masked: dict[str, jf.Result] = {}
+    for case in track(cases, "cold, and temperature 1", console=ERR):
+        conditions_of = found.setdefault(case["workload"], {})
+        masked[case["name"]] = generate(engine, case, policy="masked")
+        outcome = case, cold(engine, case), masked[case["name"]]
+        conditions_of.setdefault("cold", []).append(outcome)
+        if outcome[1].finish_reason == "end":
+            conditions_of.setdefault("finished", []).append(outcome)
+        draws = {"temperature": 1.0, "seed": 7}
+        drawn = case, cold(engine, case, **draws), generate(engine, case, policy="masked", **draws)
+        conditions_of.setdefault("temperature 1", []).append(drawn)
+    ERR.print("warm")
+    for case, result in warm(cases, lambda case: generate(engine, case), engine.memory.clear):
+        found[case["workload"]].setdefault("warm", []).append((case, result, masked[case["name"]]))
+    return {
+        workload: {condition: passes_summary(outcomes) for condition, outcomes in conditions_of.items()}
+        for workload, conditions_of in found.items()
+    }
+
+
+def passes_summary(outcomes: Sequence[tuple[Case, jf.Result, jf.Result]]) -> dict[str, Any]:
+    accounts = [result.stats for _, result, _ in outcomes]
+    num_tokens = sum(account.num_output_tokens for account in accounts)
+    names = dict.fromkeys(name for account in accounts for name in account.sources)
+    return {
+        "num_requests": len(outcomes),
+        "num_tokens_equal_masked": sum(result.token_ids == other.token_ids for _, result, other in outcomes),
+        "num_output_tokens": num_tokens,
+        "passes_per_token": sum(account.num_forward_passes for account in accounts) / num_tokens,
+        "certain_per_token": sum(account.num_forced for account in accounts) / num_tokens,
+        "share_of_fields_right": share_right(outcomes),
+        "sources": {name: source_summary(name, accounts, num_tokens) for name in names},
+    }
+
+
+def source_summary(name: str, accounts: Sequence[jf.Stats], num_tokens: int) -> dict[str, float]:
+    mine = [account.sources[name] for account in accounts if name in account.sources]
+    proposed = sum(source.num_proposed for source in mine)
+    return {
+        "proposed_per_token": proposed / num_tokens,
+        "acceptance": sum(source.num_accepted for source in mine) / max(1, proposed),
+        "passes_saved_per_token": sum(source.num_passes_saved for source in mine) / num_tokens,
+        "ms_per_token": 1000 * sum(source.seconds for source in mine) / num_tokens,
+    }
+
+
+def share_right(outcomes: Sequence[tuple[Case, jf.Result, jf.Result]]) -> float | None:
+    """Return how many fields of the true answers the model wrote; None where no answer is known."""
+    pairs = [
+        (result.parsed or {}).get(key) == value
+        for case, result, _ in outcomes
+        for key, value in case.get("answer", {}).items()
+    ]
+    return sum(pairs) / len(pairs) if pairs else None
+
+
+def passes_table(found: dict[str, Any]) -> Table:
+    table = Table("workload", "condition", "tokens = masked", "passes / token", "saved by (accepted)", title="float32")
+    for workload, conditions_of in found.items():
+        for condition, row in conditions_of.items():
+            sources = "  ".join(
+                f"{name} {source['passes_saved_per_token']:.3f} ({100 * source['acceptance']:.0f} %)"
+                for name, source in row["sources"].items()
+            )
+            equal = f"{row['num_tokens_equal_masked']} of {row['num_requests']}"
+            table.add_row(workload, condition, equal, f"{row['passes_per_token']:.3f}", sources)
+    return table
+
+
+# --- time --------------------------------------------------------------------------------------------------------
+
+
+def measure(engine: jf.Engine, cases: Sequence[Case], rounds: int) -> dict[str, Any]:
+    """Return seconds by workload and method; a ratio is the median over requests of the median over rounds."""
+    generate(engine, cases[0])  # the first call of a process warms up threads and caches
+    methods: dict[str, Callable[[Case], float]] = {
+        "masked": lambda case: generate(engine, case, policy="masked").stats.total_s,
+        "cold": lambda case: cold(engine, case).stats.total_s,
+        "prompt lookup": lambda case: prompt_lookup(engine, case)["ms_per_token"],
+    }
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for turn in track(range(rounds), "bfloat16, one at a time", console=ERR):
+        for case in cases:
+            names = list(methods)
+            for name in [*names[turn % len(names) :], *names[: turn % len(names)]]:
+                seconds.setdefault((case["name"], name), []).append(methods[name](case))
+        for case, result in warm(cases, lambda case: generate(engine, case), engine.memory.clear):
+            seconds.setdefault((case["name"], "warm"), []).append(result.stats.total_s)
+    found: dict[str, Any] = {}
+    for workload in dict.fromkeys(case["workload"] for case in cases):
+        members = [case for case in cases if case["workload"] == workload]
+        found[workload] = time_summary(members, seconds) | {"batch 8": batch_speedup(engine, members, rounds)}
+    return found
+
+
+def time_summary(cases: Sequence[Case], seconds: dict[tuple[str, str], list[float]]) -> dict[str, float]:
+    def of(case: Case, method: str) -> float:
+        return median(seconds[case["name"], method])
+
+    summary = {
+        "masked_s": median(of(case, "masked") for case in cases),
+        "cold_speedup": median(of(case, "masked") / of(case, "cold") for case in cases),
+        "prompt_lookup_ms_per_token": median(of(case, "prompt lookup") for case in cases),
+    }
+    warmed = [case for case in cases if (case["name"], "warm") in seconds]
+    if warmed:
+        summary["warm_speedup"] = median(of(case, "masked") / of(case, "warm") for case in warmed)
+    return summary
+
+
+def batch_speedup(engine: jf.Engine, cases: Sequence[Case], rounds: int) -> float:
+    """Return how many times faster eight at a time are with drafts than `masked`, eight at a time as well."""
+
+    def seconds(policy: str) -> float:
+        engine.memory.clear()
+        requests = [
+            {
+                "prompt": [{"role": "user", "content": case["prompt"]}],
+                "grammar": case["grammar"],
+                "policy": policy,
+                "max_new_tokens": MAX_NEW_TOKENS,
+            }
+            for case in cases
+        ]
+        start = time.perf_counter()
+        engine.generate_batch(requests, batch_size=8)
+        return time.perf_counter() - start
+
+    return median(seconds("masked") / seconds("exact") for _ in range(rounds))
+
+
+def prompt_lookup(engine: jf.Engine, case: Case) -> dict[str, float]:
+    """Run transformers' own drafts from the prompt, without a grammar, up to as many tokens as usual."""
+    ids = torch.tensor([encode_prompt([{"role": "user", "content": case["prompt"]}], engine.tokenizer, 2**31)])
+    ends = list(engine.vocabulary.end_ids)
+    with counted_passes(engine.model) as passes:
+        start = time.perf_counter()
+        output = engine.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=MAX_NEW_TOKENS,
+            prompt_lookup_num_tokens=10,
+            eos_token_id=ends,
+            pad_token_id=ends[0],
+        )
+        elapsed_s = time.perf_counter() - start
+    num_tokens = max(1, output.shape[1] - ids.shape[1])
+    return {"ms_per_token": 1000 * elapsed_s / num_tokens, "passes_per_token": len(passes) / num_tokens}
+
+
+def time_table(found: dict[str, Any]) -> Table:
+    columns = ("cold × masked", "warm × masked", "batch 8 × masked", "masked, s", "prompt lookup, ms / token")
+    table = Table("workload", *columns, title="bfloat16")
+    for workload, row in found.items():
+        warm_speedup = f"{row['warm_speedup']:.2f}" if "warm_speedup" in row else ""
+        table.add_row(
+            workload,
+            f"{row['cold_speedup']:.2f}",
+            warm_speedup,
+            f"{row['batch 8']:.2f}",
+            f"{row['masked_s']:.2f}",
+            f"{row['prompt_lookup_ms_per_token']:.1f}",
+        )
+    return table
+
+
+def conditions(options: argparse.Namespace, cases: Iterable[Case]) -> dict[str, Any]:
+    return {
+        "model": options.model or "SmolLM2-135M-Instruct",
+        "num_requests": Counter(case["workload"] for case in cases),
+        "rounds": options.rounds,
+        "num_threads": torch.get_num_threads(),
+        "versions": {name: version(name) for name in ("jumpforward", "torch", "transformers", "xgrammar")},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Drafts of values that are copied from the prompt.
+
+``"Dan`` and `` Dan`` are different tokens, so that a copied value is found by its bytes: the end of the output, from
+the beginning of a word on, is looked up in the prompt's text, and what follows there is bid in the tokenizer's own
+tokens. Where a clause of the prompt ends behind the word, the value as a rule does too: there the token is bid that
+ended the last value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from jumpforward.decoding.boundary import Boundary
+from jumpforward.decoding.drafter import Bid, Drafter, DraftRequest, DraftView, Outcome
+from jumpforward.vocab.vocabulary import Vocabulary
+
+_MAX_KNOWN = 48  # bytes of the output that are looked up
+_WORD = re.compile(rb"[0-9A-Za-z\x80-\xff]+")
+_WORD_START = re.compile(rb"(?<![0-9A-Za-z\x80-\xff])[0-9A-Za-z\x80-\xff]")
+_NEXT_WORD = re.compile(rb"[^0-9A-Za-z\x80-\xff]{1,2}[0-9A-Za-z\x80-\xff]+")
+
+# How likely a copy goes on: inside a word, to the next word, over a sign as in an address, over the end of a clause.
+_IN_WORD, _NEXT, _JOINED, _OVER_CLAUSE = 0.9, 0.55, 0.78, 0.15
+# And how likely the value ends: where the prompt's clause does, and behind a word that the prompt does not have.
+_END_OF_CLAUSE, _END_OF_WORD = 0.65, 0.3
+
+
+class CopiedText(Drafter):
+    """Drafts the rest of a word of the prompt that the output has begun, and then the words behind it."""
+
+    name = "lookup"
+
+    def __init__(self, boundary: Boundary) -> None:
+        self._boundary = boundary
+
+    def start(self, request: DraftRequest) -> Drafter:
+        """Return the source of one request."""
+        return _PromptText(self._boundary, request)
+
+
+class _PromptText(CopiedText):
+    def __init__(self, boundary: Boundary, request: DraftRequest) -> None:
+        super().__init__(boundary)
+        # A sign in front, so that every word has one.
+        self._text = b" " + request.prompt_bytes
+        self._ends = _ValueEnds(request.vocabulary, boundary.spell((), b'",').ids[:1])
+        self._last_end = 0  # where the last copy came to: values are often copied in the prompt's order
+
+    def propose(self, view: DraftView) -> Bid | None:
+        if not _WORD.match(view.output_bytes, max(0, len(view.output_bytes) - 1)):
+            return None
+        end = self._find(bytes(view.output_bytes[-_MAX_KNOWN:]))
+        if end is None:
+            return self._ends.bid(view, _END_OF_WORD)
+        self._last_end = end
+        data, confidence = self._next(end)
+        if confidence < _NEXT and (bid := self._ends.bid(view, _END_OF_CLAUSE)) is not None:
+            return bid
+        tokens = self._boundary.spell(view.output_ids, data).ids if data else ()
+        return Bid(tokens, confidence) if tokens else None
+
+    def learn(self, outcome: Outcome) -> None:
+        self._ends.learn(outcome)
+
+    def _find(self, known: bytes) -> int | None:
+        """Return where in the prompt the longest end of the output ends that begins with a word."""
+        for match in _WORD_START.finditer(known):
+            wanted = known[match.start() :]
+            found = self._place(wanted, self._last_end - len(wanted))
+            if found is None:
+                found = self._place(wanted, 0)
+            if found is not None:
+                return found + len(wanted)
+        return None
+
+    def _place(self, wanted: bytes, start: int) -> int | None:
+        """Return the first place from ``start`` on at which ``wanted`` stands with no word running into it."""
+        at = self._text.find(wanted, max(1, start))
+        while at > 0:
+            if not _WORD.match(self._text, at - 1, at):
+                return at
+            at = self._text.find(wanted, at + 1)
+        return None
+
+    def _next(self, end: int) -> tuple[bytes, float]:
+        """Return the text up to the end of a word, and how likely it is copied too."""
+        if match := _WORD.match(self._text, end):
+            return match[0], _IN_WORD
+        match = _NEXT_WORD.match(self._text, end)
+        if match is None:
+            return b"", 0.0
+        if match[0][:1] == b" ":
+            return match[0], _NEXT
+        if b" " in match[0] or b"\n" in match[0]:
+            return match[0], _OVER_CLAUSE
+        return match[0], _JOINED
+
+
+class _ValueEnds:
+    """The tokens that ended the last string and the last number of an output in JSON."""
+
+    def __init__(self, vocabulary: Vocabulary, usual: Sequence[int]) -> None:
+        self._token_bytes = vocabulary.token_bytes
+        self._tokens = {b'"': usual[0]} if usual else {}  # by the first byte: a string's, a number's
+
+    def bid(self, view: DraftView, confidence: float) -> Bid | None:
+        """Return the first of them that is legal."""
+        token = next((token for token in self._tokens.values() if view.allows(token)), None)
+        return None if token is None else Bid((token,), confidence)
+
+    def learn(self, outcome: Outcome) -> None:
+        """Note how values ended in the tokens of a pass."""
+        ids, before = outcome.output_ids, max(0, outcome.num_before - 1)
+        for index in range(before + 1, len(ids)):
+            data = self._token_bytes[ids[index]]
+            first = data[:1]
+            if (
+                first in (b'"', b",", b"}")
+                and b":" not in data
+                and _WORD.search(self._token_bytes[ids[index - 1]][-1:])
+            ):
+                self._tokens[b'"' if first == b'"' else b","] = ids[index]
