@@ -230,7 +230,7 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     {"memory_bytes": True},
     {"drafters": ["no such source"]},
     {"drafters": ["forced", "forced"]},
-    {"drafters": [object()]},
+    {"drafters": [3]},
 ]
 
 
