@@ -1,6 +1,6 @@
 """How many forward passes do drafts save, by source, and what is that in seconds?
 
-    python experiments/drafting.py [--quick] [--rounds 3] [--parts passes time]
+    python experiments/drafting.py [--quick] [--rounds 1] [--parts passes time]
 
 `passes` counts in float32, with the costs of a pass held fixed so that no clock has a part in it, and compares every
 output with that of `masked`, token for token. `time` measures in bfloat16, methods interleaved, with the costs that
@@ -10,9 +10,10 @@ the engine measures itself.
 - **warm**: the requests of a schema in a row, from the file's beginning and then from its end; those behind four others
   count. No request ever sees its own output.
 - **finished**: the cold requests that ended by themselves. A weak model that loops flatters every drafter.
-- **temperature 1**: cold, under a seed, against `masked` under the same seed.
+- **temperature 1**: cold, under a seed, against `masked` under the same seed; every third request.
 - **batch 8**: cold within a family, eight requests at a time.
-- **prompt lookup**: transformers' `prompt_lookup_num_tokens`, without a grammar: another text, for reference.
+- **prompt lookup**: transformers' `prompt_lookup_num_tokens`, without a grammar: another text, for reference; every
+  third request.
 
 The last line of standard output is one JSON object.
 """
@@ -67,13 +68,10 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a hub id or a folder; by default SmolLM2-135M-Instruct")
-    parser.add_argument("--rounds", type=int, default=3, help="of the timing")
+    parser.add_argument("--rounds", type=int, default=1, help="of the timing")
     parser.add_argument("--parts", nargs="+", choices=["passes", "time"], default=["passes", "time"])
-    parser.add_argument("--quick", action="store_true", help="some requests of each family, one round")
-    options = parser.parse_args()
-    if options.quick:
-        options.rounds = 1
-    return options
+    parser.add_argument("--quick", action="store_true", help="a record, a call, and five texts of one domain")
+    return parser.parse_args()
 
 
 def load(quick: bool) -> list[Case]:
@@ -86,13 +84,10 @@ def load(quick: bool) -> list[Case]:
         case["workload"] = "extraction" if "answer" in case else case["family"]
     if not quick:
         return cases
-    taken: Counter[str] = Counter()
-    kept = []
-    for case in cases:
-        taken[case["family"]] += 1
-        if taken[case["family"]] <= (NUM_BEFORE + 1 if case["family"] == "people" else 1):
-            kept.append(case)
-    return kept
+    most = {"records": 1, "calls": 1, "people": NUM_BEFORE + 1}
+    return [
+        case for family, count in most.items() for case in [case for case in cases if case["family"] == family][:count]
+    ]
 
 
 def _lines(name: str) -> list[str]:
@@ -128,16 +123,17 @@ def count_passes(engine: jf.Engine, cases: Sequence[Case]) -> dict[str, Any]:
     """Return passes and equality by workload and condition."""
     found: dict[str, dict[str, list[tuple[Case, jf.Result, jf.Result]]]] = {}
     masked: dict[str, jf.Result] = {}
-    for case in track(cases, "cold, and temperature 1", console=ERR):
+    for number, case in enumerate(track(cases, "cold, and temperature 1", console=ERR)):
         conditions_of = found.setdefault(case["workload"], {})
         masked[case["name"]] = generate(engine, case, policy="masked")
         outcome = case, cold(engine, case), masked[case["name"]]
         conditions_of.setdefault("cold", []).append(outcome)
         if outcome[1].finish_reason == "end":
             conditions_of.setdefault("finished", []).append(outcome)
-        draws = {"temperature": 1.0, "seed": 7}
-        drawn = case, cold(engine, case, **draws), generate(engine, case, policy="masked", **draws)
-        conditions_of.setdefault("temperature 1", []).append(drawn)
+        if number % 3 == 0:
+            draws = {"temperature": 1.0, "seed": 7}
+            drawn = case, cold(engine, case, **draws), generate(engine, case, policy="masked", **draws)
+            conditions_of.setdefault("temperature 1", []).append(drawn)
     ERR.print("warm")
     for case, result in warm(cases, lambda case: generate(engine, case), engine.memory.clear):
         found[case["workload"]].setdefault("warm", []).append((case, result, masked[case["name"]]))
@@ -205,7 +201,6 @@ def measure(engine: jf.Engine, cases: Sequence[Case], rounds: int) -> dict[str, 
     methods: dict[str, Callable[[Case], float]] = {
         "masked": lambda case: generate(engine, case, policy="masked").stats.total_s,
         "cold": lambda case: cold(engine, case).stats.total_s,
-        "prompt lookup": lambda case: prompt_lookup(engine, case)["ms_per_token"],
     }
     seconds: dict[tuple[str, str], list[float]] = {}
     for turn in track(range(rounds), "bfloat16, one at a time", console=ERR):
@@ -213,6 +208,8 @@ def measure(engine: jf.Engine, cases: Sequence[Case], rounds: int) -> dict[str, 
             names = list(methods)
             for name in [*names[turn % len(names) :], *names[: turn % len(names)]]:
                 seconds.setdefault((case["name"], name), []).append(methods[name](case))
+        for case in cases[::3]:
+            seconds.setdefault((case["name"], "prompt lookup"), []).append(prompt_lookup(engine, case)["ms_per_token"])
         for case, result in warm(cases, lambda case: generate(engine, case), engine.memory.clear):
             seconds.setdefault((case["name"], "warm"), []).append(result.stats.total_s)
     found: dict[str, Any] = {}
@@ -229,7 +226,9 @@ def time_summary(cases: Sequence[Case], seconds: dict[tuple[str, str], list[floa
     summary = {
         "masked_s": median(of(case, "masked") for case in cases),
         "cold_speedup": median(of(case, "masked") / of(case, "cold") for case in cases),
-        "prompt_lookup_ms_per_token": median(of(case, "prompt lookup") for case in cases),
+        "prompt_lookup_ms_per_token": median(
+            of(case, "prompt lookup") for case in cases if (case["name"], "prompt lookup") in seconds
+        ),
     }
     warmed = [case for case in cases if (case["name"], "warm") in seconds]
     if warmed:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jumpforward.decoding.drafts import Draft
-from jumpforward.stats import Provenance
+from jumpforward.stats import Counters, Provenance
 
 
 class Kept(NamedTuple):
@@ -39,3 +39,19 @@ def verify(draft: Draft, choices: Mapping[int, int | None]) -> list[Kept]:
     if draft.has_next:
         kept.append(Kept(choices[len(draft.tokens)], Provenance.SAMPLED))
     return kept
+
+
+def count(draft: Draft, kept: Sequence[Kept], counters: Counters) -> None:
+    """Enter into an account what became of a draft, of which ``kept`` joined the output."""
+    for row, claim in enumerate(draft.claims):
+        if claim is None:
+            continue
+        source = counters.sources[claim.source]
+        if row < len(kept) and kept[row].source is not None:
+            source.num_accepted += 1
+            source.num_passes_saved += 1
+        else:
+            source.num_rejected += 1
+    drafted = [each.source for each in kept if each.source is not None]
+    if drafted and all(each.provenance is not Provenance.SAMPLED for each in kept):
+        counters.sources[drafted[-1]].num_passes_saved -= 1  # it has the pass to itself

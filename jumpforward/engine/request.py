@@ -11,6 +11,11 @@ from jumpforward.decoding.sampling import SamplingOptions
 from jumpforward.engine.prompt import Prompt
 from jumpforward.errors import OptionError
 from jumpforward.grammar.spec import Grammar
+from jumpforward.matching.automaton import CompiledAutomaton
+from jumpforward.matching.compiler import Compiled
+from jumpforward.matching.completing import CompletingMatcher
+from jumpforward.matching.lasting import LastingMatcher
+from jumpforward.matching.matcher import Matcher
 
 if TYPE_CHECKING:
     import torch
@@ -93,6 +98,27 @@ class Request:
     def matched(self) -> Grammar:
         """What the output's tokens are matched against: the grammar, behind the text of the prompt that was healed."""
         return self.grammar.behind(self.healed) if self.healed else self.grammar
+
+    def matcher(self, compiled: Compiled, max_new_tokens: int) -> Matcher:
+        """Return the request's matcher.
+
+        Raises:
+            OptionError: a complete output is to be ensured, and the grammar's shortest is not known, or has no room.
+        """
+        matcher = self._completing(compiled, max_new_tokens) if self.ensure_complete else compiled.matcher()
+        if not self.min_new_tokens:
+            return matcher
+        return LastingMatcher(matcher, self.min_new_tokens, compiled.vocabulary.end_ids)
+
+    def _completing(self, compiled: Compiled, max_new_tokens: int) -> CompletingMatcher:
+        if not isinstance(compiled, CompiledAutomaton):
+            raise OptionError(
+                "ensure_complete", True, "a regular grammar (regex or choice) that fits into an automaton"
+            )
+        fewest = compiled.fewest_tokens
+        if fewest is not None and max_new_tokens < fewest:
+            raise OptionError("max_new_tokens", max_new_tokens, f"at least {fewest}, for the shortest complete output")
+        return CompletingMatcher(compiled.matcher(), max_new_tokens)
 
     def __post_init__(self) -> None:
         """Check what the other types do not."""

@@ -29,7 +29,7 @@ from jumpforward.decoding.drafter import Drafter, DraftRequest
 from jumpforward.decoding.drafts import Draft, DraftBuilder
 from jumpforward.decoding.pace import Pace
 from jumpforward.decoding.sampling import Sampler
-from jumpforward.decoding.verify import Kept, verify
+from jumpforward.decoding.verify import Kept, count, verify
 from jumpforward.engine import failures
 from jumpforward.engine.commit import Committer
 from jumpforward.engine.request import Request
@@ -37,34 +37,9 @@ from jumpforward.engine.result import Result
 from jumpforward.engine.runner import Row, Runner
 from jumpforward.engine.sequence import Sequence
 from jumpforward.engine.text import whole_characters
-from jumpforward.errors import OptionError
 from jumpforward.matching.automaton import CompiledAutomaton
-from jumpforward.matching.completing import CompletingMatcher
-from jumpforward.matching.lasting import LastingMatcher
-from jumpforward.matching.matcher import Matcher
 from jumpforward.matching.pushdown import CompiledGrammar
 from jumpforward.stats import Counters, Provenance
-
-
-def _matcher(request: Request, compiled: CompiledAutomaton | CompiledGrammar, max_new_tokens: int) -> Matcher:
-    """Return the request's matcher.
-
-    Raises:
-        OptionError: a complete output is to be ensured, and the grammar's shortest is not known, or has no room.
-    """
-    matcher = _completing(compiled, max_new_tokens) if request.ensure_complete else compiled.matcher()
-    if not request.min_new_tokens:
-        return matcher
-    return LastingMatcher(matcher, request.min_new_tokens, compiled.vocabulary.end_ids)
-
-
-def _completing(compiled: CompiledAutomaton | CompiledGrammar, max_new_tokens: int) -> CompletingMatcher:
-    if not isinstance(compiled, CompiledAutomaton):
-        raise OptionError("ensure_complete", True, "a regular grammar (regex or choice) that fits into an automaton")
-    fewest = compiled.fewest_tokens
-    if fewest is not None and max_new_tokens < fewest:
-        raise OptionError("max_new_tokens", max_new_tokens, f"at least {fewest}, for the shortest complete output")
-    return CompletingMatcher(compiled.matcher(), max_new_tokens)
 
 
 @dataclass(frozen=True)
@@ -128,7 +103,7 @@ class Run:
             stop=request.stop,
             num_healed_bytes=len(request.healed.encode()),
         )
-        self.matcher = _matcher(request, compiled, max_new_tokens)
+        self.matcher = request.matcher(compiled, max_new_tokens)
         self._committer = Committer(
             request.policy, self.sequence, self.matcher, boundary, compiled.vocabulary, counters
         )
@@ -254,27 +229,12 @@ class Run:
                     break
         finally:
             kept = kept[: len(self.sequence.output_ids) - num_before]
-            self._count(draft, kept)
+            count(draft, kept, self.counters)
             self._crop(len(self.sequence) - 1)  # the last token is fed for what comes behind it
             self._note_logprobs()
         self._builder.learn(draft, self.sequence.output_ids, choices, len(kept))
         if self.is_finished:
             self._commit()
-
-    def _count(self, draft: Draft, kept: Ids[Kept]) -> None:
-        """Enter into the account what became of a draft."""
-        sources = self.counters.sources
-        for row, claim in enumerate(draft.claims):
-            if claim is None:
-                continue
-            if row < len(kept) and kept[row].provenance is Provenance.DRAFTED:
-                sources[claim.source].num_accepted += 1
-                sources[claim.source].num_passes_saved += 1
-            else:
-                sources[claim.source].num_rejected += 1
-        drafted = [each.source for each in kept if each.source is not None]
-        if drafted and all(each.provenance is not Provenance.SAMPLED for each in kept):
-            sources[drafted[-1]].num_passes_saved -= 1  # it has the pass to itself
 
     def _crop(self, length: int) -> None:
         """Make the cache hold no more than the sequence's first ``length`` tokens."""
