@@ -115,7 +115,7 @@ def _options() -> argparse.Namespace:
     options.num_requests, options.max_new_tokens, options.num_served, options.num_questions = 32, 80, 16, 16
     if options.quick:
         options.repeats, options.batch_sizes = 1, [4]
-        options.num_requests, options.max_new_tokens, options.num_served, options.num_questions = 6, 24, 4, 3
+        options.num_requests, options.max_new_tokens, options.num_served, options.num_questions = 4, 16, 3, 2
     return options
 
 

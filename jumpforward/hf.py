@@ -136,15 +136,25 @@ def generate(
     sequences: torch.LongTensor = _joined(input_ids, outputs, generation_config)
     if not generation_config.return_dict_in_generate:
         return sequences
+    keeping = processors if _wants_scores(generation_config) else []
+    kept = [each.kept(len(output)) for each, output in zip(keeping, outputs, strict=False) if each is not None]
+    return _with_scores(sequences, rows, outputs, kept, generation_config)
+
+
+def _with_scores(
+    sequences: torch.LongTensor,
+    rows: Sequence[GeneratedRow],
+    outputs: Sequence[Sequence[int]],
+    kept: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    config: GenerationConfig,
+) -> GenerateDecoderOnlyOutput:
+    """Return what ``return_dict_in_generate`` asks for; ``kept`` is logits and processed logits of each row."""
     found: Any = GenerateDecoderOnlyOutput(sequences=sequences)
-    if _wants_scores(generation_config):
-        kept = [each.kept(len(output)) for each, output in zip(processors, outputs, strict=True) if each is not None]
-        if generation_config.output_logits:
-            found.logits = _steps([raw for raw, _ in kept])
-        if generation_config.output_scores:
-            found.scores = _steps(
-                [row.scores(logits, ids) for row, (_, logits), ids in zip(rows, kept, outputs, strict=True)]
-            )
+    if config.output_logits:
+        found.logits = _steps([raw for raw, _ in kept])
+    if config.output_scores:
+        scored = zip(rows, kept, outputs, strict=True)
+        found.scores = _steps([row.scores(logits, output) for row, (_, logits), output in scored])
     result: GenerateDecoderOnlyOutput = found
     return result
 

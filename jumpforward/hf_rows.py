@@ -47,8 +47,9 @@ class RowProcessor:
 
     def kept(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits of the first tokens and the same processed, each of shape (num_tokens, width)."""
-        kept = self._kept or {}
-        raw, processed = zip(*(kept[index] for index in range(num_tokens)), strict=True)
+        if self._kept is None:
+            raise RuntimeError("this processor keeps nothing")
+        raw, processed = zip(*(self._kept[index] for index in range(num_tokens)), strict=True)
         return torch.stack(raw), torch.stack(processed)
 
 

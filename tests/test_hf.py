@@ -151,6 +151,16 @@ def test_scores_and_logits_are_those_of_plain_generate(policy: str) -> None:
             assert all(mine[row].isnan().all() for mine in steps[length:])
 
 
+def test_a_result_object_has_only_what_was_asked_for() -> None:
+    arguments = {**ONE, "max_new_tokens": 9, "do_sample": False, "repetition_penalty": 1.2}
+    plain = jumping(RECORD, **arguments)
+    for asked in ([], ["scores"], ["logits"]):
+        wanted = {f"output_{name}": True for name in asked}
+        found = jumping(RECORD, **arguments, return_dict_in_generate=True, **wanted)
+        assert torch.equal(found.sequences, plain)
+        assert [name for name in ("scores", "logits") if getattr(found, name) is not None] == asked
+
+
 def test_draws_follow_torchs_seed_and_each_row_has_its_own() -> None:
     arguments = {**padded([1, 2, 3], [7]), "max_new_tokens": 30, "do_sample": True, "temperature": 3.0, "top_k": 50}
     outputs = []

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import sys
+import threading
 import weakref
 
 import pytest
@@ -14,7 +17,7 @@ from strategies import grammars, languages, pieces
 
 import jumpforward as jf
 from jumpforward.grammar.bytewise import np_bits
-from jumpforward.matching.compiler import GrammarCompiler
+from jumpforward.matching.compiler import CompilerPool, GrammarCompiler
 from jumpforward.matching.matcher import Matcher
 from jumpforward.testing import toy_tokenizer
 from jumpforward.vocab.vocabulary import Vocabulary
@@ -321,3 +324,22 @@ def alone_along(compiled, ids, width):
         assert matcher.consume(token)
         places.append(observe(matcher, width))
     return places
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads")
+def test_threads_that_compile_step_back_behind_those_that_generate() -> None:
+    seen: list[int] = []
+
+    class Noting:
+        def known(self, _: jf.Grammar) -> None:
+            return None
+
+        def compile(self, _: jf.Grammar) -> None:
+            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    pool = CompilerPool(Noting(), 1)
+    pool.start(jf.regex("a")).result()
+    pool.close()
+    assert seen == [min(19, before + 10)]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
