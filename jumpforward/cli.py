@@ -110,6 +110,7 @@ def generate(
         bool,
         typer.Option("--ensure-complete", help="Only tokens that leave room for a complete output (regex, choice)."),
     ] = False,
+    heal: Annotated[bool, typer.Option("--heal", help="Let the output merge with the prompt's last tokens.")] = False,
     stop: Annotated[list[str] | None, typer.Option(help="End in front of this string.")] = None,
     output: Annotated[Output, typer.Option(help="text, one JSON record, or tokens by provenance.")] = Output.TEXT,
 ) -> None:
@@ -129,6 +130,7 @@ def generate(
         stop=stop,
         logprobs=output is Output.JSON,
         ensure_complete=ensure_complete,
+        heal=heal,
     )
     for piece in pieces:
         if output is Output.TEXT:

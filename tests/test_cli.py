@@ -65,6 +65,15 @@ def test_tokens_are_shown_by_provenance(monkeypatch, capsys, schema: str) -> Non
 
 
 @pytest.mark.usefixtures("engine")
+def test_a_prompt_is_healed_on_request(monkeypatch, capsys) -> None:
+    words = ("generate", "--regex", "b+c", "--raw", "--prompt", "xa", "--output", "json")
+    assert run(monkeypatch, *words) == 0
+    assert json.loads(capsys.readouterr().out)["healed"] == ""
+    assert run(monkeypatch, *words, "--heal") == 0
+    assert json.loads(capsys.readouterr().out)["healed"] == "a"
+
+
+@pytest.mark.usefixtures("engine")
 def test_a_cut_off_output_exits_with_3(monkeypatch, capsys, schema: str) -> None:
     assert run(monkeypatch, "generate", "--schema", schema, "--prompt", "x", "--max-new-tokens", "2") == 3
     assert "incomplete" in capsys.readouterr().err

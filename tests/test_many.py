@@ -60,7 +60,7 @@ def alone(kind: str, number: int) -> jf.Result:
 def task_of(engine: jf.Engine, arguments: dict[str, Any]) -> tuple[Task, Future[Any]]:
     """Return a task whose grammar counts as compiled once the future has a result."""
     compiled: Future[Any] = Future()
-    return Task(engine._request(**arguments), compiled, Counters(), engine._new_run), compiled
+    return Task(engine._intake.request(**arguments), compiled, Counters(), engine._new_run), compiled
 
 
 def poison(loop: Loop) -> None:

@@ -5,31 +5,28 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Unpack
 
 from jumpforward.decoding.boundary import Boundary
 from jumpforward.decoding.costs import PassCosts
 from jumpforward.decoding.drafter import Drafter
 from jumpforward.decoding.memory import DEFAULT_MEMORY_BYTES, Memory, MemoryScope
-from jumpforward.decoding.policy import Policy, policy_named
-from jumpforward.decoding.sampling import SamplingOptions
 from jumpforward.engine.batch import run_batch
 from jumpforward.engine.drafting import DEFAULT_DRAFTERS, Drafting, EngineOptions
 from jumpforward.engine.handle import Handle
-from jumpforward.engine.healing import take_back
+from jumpforward.engine.intake import Intake
 from jumpforward.engine.limits import EngineLimits, Limits
 from jumpforward.engine.loop import Loop
 from jumpforward.engine.pieces import TextPieces, steps
 from jumpforward.engine.pretrained import load_pretrained
-from jumpforward.engine.prompt import Prompt, checked_ids, encode_prompt
-from jumpforward.engine.request import GenerationOptions, GenerationRequest, Request, SamplingArguments, stop_bytes
+from jumpforward.engine.prompt import Prompt, checked_ids
+from jumpforward.engine.request import GenerationOptions, GenerationRequest, Request
 from jumpforward.engine.result import Result
 from jumpforward.engine.run import Run
 from jumpforward.engine.runner import Row, Runner
 from jumpforward.engine.serving import Serving
 from jumpforward.engine.task import Task
-from jumpforward.errors import JumpForwardError, OptionError, RollbackUnsupportedError
+from jumpforward.errors import JumpForwardError, OptionError
 from jumpforward.grammar.spec import Grammar
 from jumpforward.matching.compiler import Compiled, GrammarCompiler
 from jumpforward.stats import Counters
@@ -111,7 +108,7 @@ class Engine:
             memory_bytes=memory_bytes,
             pass_costs=pass_costs,
         )
-        self._tokenizer_lock = Lock()
+        self._intake = Intake(self._runner, tokenizer, self._boundary, self.vocabulary)
         self._serving = Serving(self._runner, self._compiler, self._limits)
 
     @classmethod
@@ -223,7 +220,7 @@ class Engine:
         """
         for request in requests:
             checked_ids(request.prompt_ids, self._runner.max_length)
-            self._check_rollback(request.policy)
+            self._intake.check_rollback(request.policy)
         loop = self._serving.new_loop(replace(self._limits, batch_size=len(requests)), shares=False)
         tasks = [
             Task(request, self._serving.compile(request.matched), Counters(), self._new_run) for request in requests
@@ -241,11 +238,11 @@ class Engine:
             OptionError, PromptError, RollbackUnsupportedError: as :meth:`generate` does, at once.
             EngineClosedError: the engine is closed.
         """
-        return self._serving.submit(self._request(prompt, grammar, **options), self._new_run)
+        return self._serving.submit(self._intake.request(prompt, grammar, **options), self._new_run)
 
     async def agenerate(self, prompt: Prompt, grammar: Grammar, **options: Unpack[GenerationOptions]) -> Result:
         """Generate one output, as :meth:`submit` does. Where the wait is cancelled, so is the request."""
-        handle = await self._serving.submit_async(self._request(prompt, grammar, **options), self._new_run)
+        handle = await self._serving.submit_async(self._intake.request(prompt, grammar, **options), self._new_run)
         return await handle
 
     async def astream(
@@ -255,7 +252,7 @@ class Engine:
 
         Where the iterator is closed, the request is cancelled.
         """
-        handle = await self._serving.submit_async(self._request(prompt, grammar, **options), self._new_run)
+        handle = await self._serving.submit_async(self._intake.request(prompt, grammar, **options), self._new_run)
         try:
             async for piece in handle:
                 yield piece
@@ -303,7 +300,7 @@ class Engine:
     def _alone(self, prompt: Prompt, grammar: Grammar, options: GenerationOptions) -> tuple[Task, Loop]:
         """Return a request and a loop of its own with nothing else in it, the grammar compiled."""
         counters = Counters()
-        request = self._request(prompt, grammar, **options)
+        request = self._intake.request(prompt, grammar, **options)
         counters.lap("prompt")
         compiled: Future[Compiled] = Future()
         compiled.set_result(self._compiler.compile(request.matched))
@@ -319,54 +316,11 @@ class Engine:
         """Return a request of a batch, or why it is none."""
         counters = Counters()
         try:
-            request = self._request(**arguments)
+            request = self._intake.request(**arguments)
         except JumpForwardError as error:
             return error
         counters.lap("prompt")
         return Task(request, self._serving.compile(request.matched), counters, self._new_run)
-
-    def _request(
-        self,
-        prompt: Prompt,
-        grammar: Grammar,
-        *,
-        policy: str = "exact",
-        max_new_tokens: int = 256,
-        min_new_tokens: int = 0,
-        stop: str | Sequence[str] | None = None,
-        ensure_complete: bool = False,
-        heal: bool = False,
-        logprobs: bool = False,
-        **sampling: Unpack[SamplingArguments],
-    ) -> Request:
-        options = SamplingOptions(**sampling)
-        plan = policy_named(policy)
-        self._check_rollback(plan)
-        with self._tokenizer_lock:  # a call may set the tokenizer's padding, which two at a time must not
-            ids = encode_prompt(prompt, self.tokenizer, self._runner.max_length)
-        healed = ""
-        if heal:
-            ids, healed = take_back(ids, grammar.walker().live_bytes(), self._boundary, self.vocabulary)
-        return Request(
-            ids,
-            grammar,
-            plan,
-            options,
-            max_new_tokens,
-            stop_bytes(stop),
-            logprobs,
-            ensure_complete,
-            healed,
-            min_new_tokens,
-        )
-
-    def _check_rollback(self, plan: Policy) -> None:
-        reason = self._runner.no_rollback_reason
-        if reason is not None and (plan.rewrites or (plan.drafts and not plan.commits_stable)):
-            raise RollbackUnsupportedError(
-                f"policy {plan.name!r} takes tokens back, and this model cannot go back in its sequence: {reason}; "
-                "use 'masked', or 'canonical', which then runs without drafts"
-            )
 
     def _new_run(self, request: Request, compiled: Compiled, counters: Counters, row: Row) -> Run:
         drafts = request.policy.drafts and self._runner.no_rollback_reason is None
