@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 from threading import Lock
 from typing import NamedTuple, Protocol
 
@@ -78,10 +78,10 @@ class MeasuredCosts:
 
     def _fitted(self) -> Cost:
         """Return the line of least squares, drawn towards the prior slope where there is little to tell it from."""
-        points = [
-            (len(recent), median(rows for _, rows in recent), median(seconds for seconds, _ in recent))
-            for recent in self._recent.values()
-        ]
+        points = []
+        for recent in self._recent.values():
+            seconds, rows = median_low(recent)  # by the seconds, with the rows of the same pass
+            points.append((len(recent), rows, seconds))
         weight = sum(count for count, _, _ in points)
         mean_rows = sum(count * rows for count, rows, _ in points) / weight
         mean_s = sum(count * seconds for count, _, seconds in points) / weight
