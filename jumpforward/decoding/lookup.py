@@ -22,10 +22,10 @@ _NEXT_WORD = re.compile(rb"[^0-9A-Za-z\x80-\xff]{1,2}[0-9A-Za-z\x80-\xff]+")
 
 # How likely a copy goes on: inside a word, to the next word, over a sign as in an address, over the end of a clause.
 # A word is known by the bytes of it that the output has: one, two, or more.
-_IN_WORD = (0.45, 0.7, 0.92)
-_NEXT, _JOINED, _OVER_CLAUSE = 0.55, 0.78, 0.15
+_IN_WORD = (0.8, 0.93, 0.97)
+_NEXT, _JOINED, _OVER_CLAUSE = 0.6, 0.9, 0.1
 # And how likely the value ends: where the prompt's clause does, and behind a word that the prompt does not have.
-_END_OF_CLAUSE, _END_OF_WORD = 0.6, 0.3
+_END_OF_CLAUSE, _END_OF_WORD = 0.45, 0.24
 
 
 class CopiedText(Drafter):

@@ -34,7 +34,6 @@ LEN_CONTEXT = 5
 _NUM_RECENT = 8  # tokens that are remembered behind a context
 _ENTRY_BYTES = 430  # of an entry with everything in it, as Python stores it, at most; measured by a test
 _DOUBT = {1: 3.0, 2: 1.0, 3: 0.6, 4: 0.4, 5: 0.25}  # by the length of a context: what is added to the total count
-_DOUBT_OF_OTHERS = 0.75  # added where only other outputs say so: their values are not this one's
 _EVERY_GRAMMAR = 0
 _VERSION = 1
 
@@ -179,8 +178,8 @@ class _RequestMemory(Drafter):
         self._own.add(0, prompt_ids, 1)
         self._before = tuple(prompt_ids[-LEN_CONTEXT:])
         shared = [] if memory is None else [(memory, table) for table in tables]
-        # The output goes into its own table too, where it can be told from what others said.
         self._places = [*shared[::-1], (self._own, 0)]
+        self._learned = shared or self._places
         self._num_learned = 0
 
     def propose(self, view: DraftView) -> Bid | None:
@@ -190,22 +189,19 @@ class _RequestMemory(Drafter):
             behind = context[first:]
             # The most recent last: what this request says counts for more than what others did.
             found: tuple[int, ...] = ()
-            own: tuple[int, ...] = ()
             for memory, table in self._places:
-                own = memory.recent(table, behind)
-                found += own
+                found += memory.recent(table, behind)
             legal = [token for token in found if allows(token)]
             if legal:
                 best = max(reversed(legal), key=legal.count)
-                doubt = _DOUBT[len(behind)] + (0 if best in own else _DOUBT_OF_OTHERS)
-                return Bid((best,), legal.count(best) / (len(legal) + doubt))
+                return Bid((best,), legal.count(best) / (len(legal) + _DOUBT[len(behind)]))
         return None
 
     def learn(self, outcome: Outcome) -> None:
         start = max(0, self._num_learned - LEN_CONTEXT)
         ids = [*(self._before if not start else ()), *outcome.output_ids[start:]]
         first_new = len(ids) - (len(outcome.output_ids) - self._num_learned)
-        for memory, table in self._places:
+        for memory, table in self._learned:
             memory.add(table, ids, first_new)
         self._num_learned = len(outcome.output_ids)
 

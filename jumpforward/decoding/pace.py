@@ -18,7 +18,7 @@ from jumpforward.decoding.sampling import SamplingOptions
 
 MAX_GUESSES = 16  # rows of a draft that are not forced text: more have never paid
 
-_NUM_BINS = 16
+_NUM_BINS = 8
 _PRIOR_WEIGHT = 4.0  # of a bid's own confidence, in tokens
 _MEMORY = 64.0  # tokens of a source after which an older one counts for little
 _REFUSED_DECAY = 0.99  # of what is known of bids that are refused, so that they are tried again some day
