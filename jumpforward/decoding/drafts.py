@@ -18,6 +18,8 @@ from jumpforward.stats import Counters
 if TYPE_CHECKING:
     import torch
 
+# Where another source speaks up, it knows this place; the tokenizer knows all places alike.
+_FORCED_RANK = 0.75
 _SURE = 0.9  # a bid that is worth so much goes on without asking the other sources
 
 
@@ -189,7 +191,7 @@ class DraftBuilder:
     def _best(self, view: DraftView, running: list[_Running], *, may_guess: bool) -> tuple[_Running | None, float]:
         """Ask the sources that have no bid running; return the best bid for a legal token, and its worth."""
         best, most = self._worthiest(view, running, may_guess)
-        if most >= _SURE:
+        if best is not None and most >= _SURE and not best.claim.is_first:
             return best, most
         asked = [bid.source for bid in running]
         for source, drafter in enumerate(self._drafters):
@@ -198,13 +200,14 @@ class DraftBuilder:
         return self._worthiest(view, running, may_guess)
 
     def _worthiest(self, view: DraftView, running: list[_Running], may_guess: bool) -> tuple[_Running | None, float]:
-        best, most = None, -1.0
+        best, best_worth, most = None, 0.0, -1.0
         for bid in running:
             if (may_guess or bid.is_forced) and view.allows(bid.token):
                 worth = self._pace.worth(bid.claim)
-                if worth > most:
-                    best, most = bid, worth
-        return best, most
+                rank = worth * _FORCED_RANK if bid.is_forced and bid.claim.is_first else worth
+                if rank > most:
+                    best, best_worth, most = bid, worth, rank
+        return best, best_worth
 
     def _ask(self, source: int, drafter: Drafter, view: DraftView, running: list[_Running]) -> None:
         start_s = time.perf_counter()
