@@ -65,4 +65,7 @@ def test_where_forced_tokens_differ_from_llguidances_ours_are_more_or_theirs_are
     assert found["not explained"] == 0
     assert found["same"] > 5 * found["other grammar"]
     # SmolLM2: half an emoji is forced, or a special token's spelling. cl100k: quotes behind which only letters follow.
-    assert found["theirs are wrong" if name == "smollm2" else "ours are more"] > 0
+    if name == "smollm2":
+        assert found["theirs are wrong"] > 0
+    elif FOLDER.is_dir():  # in none of our own documents
+        assert found["ours are more"] > 0

@@ -380,7 +380,8 @@ def test_results_of_runs_stand_beside_the_prediction(monkeypatch, tmp_path: Path
     text = '{"name": "x", "age": 12}'
     records = []
     for policy in ("masked", "exact", "canonical"):
-        engine = jf.Engine(ScriptedModel(favouring(text, tokenizer), len(tokenizer)), tokenizer)
+        model = ScriptedModel(favouring(text, tokenizer), len(tokenizer))
+        engine = jf.Engine(model, tokenizer, drafters=["forced"])  # what is predicted
         records.append(engine.generate("x", jf.json_schema(PERSON), policy=policy).record())
     file, schema = tmp_path / "runs.jsonl", tmp_path / "person.json"
     schema.write_text(json.dumps(PERSON))
