@@ -12,7 +12,7 @@ latency     time to first text of 16 requests, alone and with one among them who
 prefix      16 questions behind one system prompt of 1,000 tokens, with and without kept prefixes.
 
 Methods are interleaved, in an order that turns from round to round; ratios are medians over rounds. Prefixes are kept
-in the last question only. The last line of standard output is one JSON object.
+in the last question only, and no request remembers another's output. The last line of standard output is one JSON object.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Outcome:
 
 def main() -> None:
     options = _options()
-    engine = jf.Engine.from_pretrained(options.model, dtype=options.dtype, prefix_cache_bytes=0)
+    engine = jf.Engine.from_pretrained(options.model, dtype=options.dtype, prefix_cache_bytes=0, memory="request")
     cases = _cases(options.num_requests)
     for case in cases:  # once, and for no method's account
         engine.compiler.compile(case.grammar)
@@ -296,7 +296,7 @@ async def _latency(engine: jf.Engine, cases: Sequence[Case]) -> dict[str, Any]:
     """Return the seconds to the first text of each request, with and without a slow grammar among them."""
     found: dict[str, Any] = {}
     for name, slow in (("without", None), ("with", _slow_grammar()), ("without again", None)):
-        served = jf.Engine(engine.model, engine.tokenizer, prefix_cache_bytes=0)
+        served = jf.Engine(engine.model, engine.tokenizer, prefix_cache_bytes=0, memory="request")
         for case in cases:
             served.compiler.compile(case.grammar)
         grammars = [case.grammar for case in cases]
@@ -341,7 +341,7 @@ def _prefix(engine: jf.Engine, options: argparse.Namespace) -> dict[str, Any]:
     ]
     found = {}
     for name, limit in (("without", 0), ("with", 256 << 20)):
-        kept = jf.Engine(engine.model, engine.tokenizer, prefix_cache_bytes=limit)
+        kept = jf.Engine(engine.model, engine.tokenizer, prefix_cache_bytes=limit, memory="request")
         for request in requests:
             kept.compiler.compile(request["grammar"])
         start = perf_counter()
