@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 # Where another source speaks up, it knows this place; the tokenizer knows all places alike.
-_FORCED_RANK = 0.75
+_FORCED_RANK = 0.5
 _SURE = 0.9  # a bid that is worth so much goes on without asking the other sources
 
 
