@@ -12,7 +12,8 @@ latency     time to first text of 16 requests, alone and with one among them who
 prefix      16 questions behind one system prompt of 1,000 tokens, with and without kept prefixes.
 
 Methods are interleaved, in an order that turns from round to round; ratios are medians over rounds. Prefixes are kept
-in the last question only, and no request remembers another's output. The last line of standard output is one JSON object.
+in the last question only, and no request remembers another's output. The last line of standard output is one JSON
+object.
 """
 
 from __future__ import annotations
