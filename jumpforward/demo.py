@@ -35,7 +35,13 @@ PROMPT = (
     "Extract the person as JSON: Maria Lopez is a nurse of 34 from Valencia. You can write to "
     "maria.lopez@example.org. She wants our newsletter."
 )
-STYLES = {Provenance.SAMPLED: "bold yellow", Provenance.FORCED: "cyan", Provenance.DRAFTED: "green"}
+STYLES = {
+    Provenance.SAMPLED: "bold yellow",
+    Provenance.FORCED: "cyan",
+    Provenance.DRAFTED: "green",
+    Provenance.RETOKENIZED: "magenta",
+    Provenance.HEALED: "blue",
+}
 
 
 def show(engine: Engine, console: Console) -> None:
@@ -50,7 +56,7 @@ def show(engine: Engine, console: Console) -> None:
             engine.memory.clear()  # the policies are compared: none is to know another's output
         results[name] = engine.generate(prompt, grammar, policy=name)
     for name, result in results.items():
-        console.print(Text(f"{name:<10}", "bold") + coloured(engine, result, colours=True))
+        console.print(Text(f"{name:<11}", "bold") + coloured(engine, result, colours=True))
     console.print(Text("          ") + legend(), "")
     console.print(_table(results))
     same = results["exact"].token_ids == results["masked"].token_ids
@@ -67,7 +73,7 @@ def coloured(engine: Engine, result: Result, *, colours: bool) -> Text:
     rows = zip(result.provenance, result.sources, result.token_ids, strict=True)
     for (provenance, source), run in groupby(rows, key=lambda row: row[:2]):
         piece = whole_characters(engine.vocabulary.text_bytes(token for *_, token in run))
-        text.append(piece if colours else f"{provenance:<8} {source or '':<8} {piece!r}\n", STYLES.get(provenance, ""))
+        text.append(piece if colours else f"{provenance:<11} {source or '':<8} {piece!r}\n", STYLES.get(provenance, ""))
     return text
 
 
