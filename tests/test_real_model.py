@@ -11,6 +11,7 @@ from helpers import fresh_logits
 
 import jumpforward as jf
 from jumpforward.decoding.policy import POLICIES
+from jumpforward.stats import Provenance
 
 pytestmark = pytest.mark.model
 
@@ -144,3 +145,6 @@ def test_law_10_on_24_mixed_requests(real_engine: jf.Engine) -> None:
     for result, expected in zip(real_engine.generate_batch(requests, batch_size=6), alone, strict=True):
         assert result.token_ids == expected.token_ids
         assert (result.text, result.finish_reason) == (expected.text, expected.finish_reason)
+        # Who drafts depends on what a pass costs and what was remembered; what is forced depends on nothing else.
+        forced = [[kind is Provenance.FORCED for kind in one.provenance] for one in (result, expected)]
+        assert forced[0] == forced[1]

@@ -233,7 +233,7 @@ def test_law_6_documents_walked_with_forced_tokens_stay_canonical(name):
             assert output == ids[: len(output)]
             assert all(map(matcher.consume, stable or output[-1:]))
         assert matcher.is_accepting
-    assert num_forced > 50  # in our own documents alone
+    assert num_forced > (100 if FOLDER.is_dir() else 50)
 
 
 @every
