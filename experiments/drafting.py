@@ -22,27 +22,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
+from harness import COLOURS, ERR, conditions, finish, parser, plot, show, workload
 from rich.progress import track
-from rich.table import Table
 
 import jumpforward as jf
 from jumpforward.bench import counted_passes
 from jumpforward.decoding.costs import FixedCosts
 from jumpforward.engine.prompt import encode_prompt
 
-WORKLOADS = Path(__file__).parent / "workloads"
-ERR = Console(stderr=True)
 COSTS = FixedCosts(pass_s=0.043, row_s=0.00093)  # of bfloat16 on two cores
 NUM_BEFORE = 4  # requests of a schema before one that counts as warm
 MAX_NEW_TOKENS = 200
@@ -53,31 +47,30 @@ Case = dict[str, Any]
 def main() -> None:
     options = _options()
     cases = load(options.quick)
-    record: dict[str, Any] = {"experiment": "drafting", "conditions": conditions(options, cases)}
+    results: dict[str, Any] = {}
     if "passes" in options.parts:
         engine = jf.Engine.from_pretrained(options.model, dtype="float32", pass_costs=COSTS)
-        record["passes"] = count_passes(engine, cases)
-        ERR.print(passes_table(record["passes"]))
+        results["passes"] = count_passes(engine, cases, options.seed)
+        show_passes(results["passes"])
+        plot_passes(options, results["passes"])
     if "time" in options.parts:
         engine = jf.Engine.from_pretrained(options.model, dtype="bfloat16")
-        record["time"] = measure(engine, cases, options.rounds)
-        ERR.print(time_table(record["time"]))
-    sys.stdout.write(json.dumps(record) + "\n")
+        results["time"] = measure(engine, cases, options.rounds)
+        show_time(results["time"])
+    num_requests = Counter(case["workload"] for case in cases)
+    finish("drafting", conditions(options, num_requests=num_requests), **results)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a hub id or a folder; by default SmolLM2-135M-Instruct")
-    parser.add_argument("--rounds", type=int, default=1, help="of the timing")
-    parser.add_argument("--parts", nargs="+", choices=["passes", "time"], default=["passes", "time"])
-    parser.add_argument("--quick", action="store_true", help="a record, a call, and five texts of one domain")
-    return parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--rounds", type=int, default=1, help="of the timing")
+    made.add_argument("--parts", nargs="+", choices=["passes", "time"], default=["passes", "time"])
+    return made.parse_args()
 
 
 def load(quick: bool) -> list[Case]:
     """Return the requests: records, calls and text with a schema each, and extraction with one schema a domain."""
-    lines = [line for name in ("end_to_end", "extraction") for line in _lines(name)]
-    cases = [json.loads(line) for line in lines]
+    cases = workload("end_to_end") + workload("extraction")
     schemas = {json.dumps(case["schema"]): jf.json_schema(case["schema"]) for case in cases}
     for case in cases:
         case["grammar"] = schemas[json.dumps(case["schema"])]
@@ -88,10 +81,6 @@ def load(quick: bool) -> list[Case]:
     return [
         case for family, count in most.items() for case in [case for case in cases if case["family"] == family][:count]
     ]
-
-
-def _lines(name: str) -> list[str]:
-    return (WORKLOADS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
 
 
 def generate(engine: jf.Engine, case: Case, **options: Any) -> jf.Result:
@@ -119,7 +108,7 @@ def warm(cases: Sequence[Case], run: Callable[[Case], Any], clear: Callable[[], 
 # --- passes ------------------------------------------------------------------------------------------------------
 
 
-def count_passes(engine: jf.Engine, cases: Sequence[Case]) -> dict[str, Any]:
+def count_passes(engine: jf.Engine, cases: Sequence[Case], seed: int) -> dict[str, Any]:
     """Return passes and equality by workload and condition."""
     found: dict[str, dict[str, list[tuple[Case, jf.Result, jf.Result]]]] = {}
     masked: dict[str, jf.Result] = {}
@@ -131,15 +120,15 @@ def count_passes(engine: jf.Engine, cases: Sequence[Case]) -> dict[str, Any]:
         if outcome[1].finish_reason == "end":
             conditions_of.setdefault("finished", []).append(outcome)
         if number % 3 == 0:
-            draws = {"temperature": 1.0, "seed": 7}
+            draws = {"temperature": 1.0, "seed": seed}
             drawn = case, cold(engine, case, **draws), generate(engine, case, policy="masked", **draws)
             conditions_of.setdefault("temperature 1", []).append(drawn)
     ERR.print("warm")
     for case, result in warm(cases, lambda case: generate(engine, case), engine.memory.clear):
         found[case["workload"]].setdefault("warm", []).append((case, result, masked[case["name"]]))
     return {
-        workload: {condition: passes_summary(outcomes) for condition, outcomes in conditions_of.items()}
-        for workload, conditions_of in found.items()
+        name: {condition: passes_summary(outcomes) for condition, outcomes in conditions_of.items()}
+        for name, conditions_of in found.items()
     }
 
 
@@ -179,17 +168,32 @@ def share_right(outcomes: Sequence[tuple[Case, jf.Result, jf.Result]]) -> float 
     return sum(pairs) / len(pairs) if pairs else None
 
 
-def passes_table(found: dict[str, Any]) -> Table:
-    table = Table("workload", "condition", "tokens = masked", "passes / token", "saved by (accepted)", title="float32")
-    for workload, conditions_of in found.items():
+def show_passes(found: dict[str, Any]) -> None:
+    rows = []
+    for name, conditions_of in found.items():
         for condition, row in conditions_of.items():
             sources = "  ".join(
-                f"{name} {source['passes_saved_per_token']:.3f} ({100 * source['acceptance']:.0f} %)"
-                for name, source in row["sources"].items()
+                f"{source_name} {source['passes_saved_per_token']:.3f} ({100 * source['acceptance']:.0f} %)"
+                for source_name, source in row["sources"].items()
             )
             equal = f"{row['num_tokens_equal_masked']} of {row['num_requests']}"
-            table.add_row(workload, condition, equal, f"{row['passes_per_token']:.3f}", sources)
-    return table
+            rows.append((name, condition, equal, row["passes_per_token"], sources))
+    show("float32", ("workload", "condition", "tokens = masked", "passes / token", "saved by (accepted)"), rows)
+
+
+def plot_passes(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Draw bars of a token: the passes that it took, and who saved the rest of one."""
+    bars = [(f"{name}, {condition}", row) for name, of in found.items() for condition, row in of.items()][::-1]
+    names = list(dict.fromkeys(source for _, row in bars for source in row["sources"]))
+    with plot(options, "drafting", height=1.2 + 0.3 * len(bars)) as axes:
+        left = [row["passes_per_token"] for _, row in bars]
+        axes.barh([name for name, _ in bars], left, color="black", label="passes")
+        for index, name in enumerate(names):
+            saved = [row["sources"].get(name, {}).get("passes_saved_per_token", 0.0) for _, row in bars]
+            axes.barh([bar for bar, _ in bars], saved, left=left, color=COLOURS[index], label=name)
+            left = [start + width for start, width in zip(left, saved, strict=True)]
+        axes.set_xlabel("forward passes a token, made and saved")
+        axes.legend(ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 # --- time --------------------------------------------------------------------------------------------------------
@@ -213,9 +217,10 @@ def measure(engine: jf.Engine, cases: Sequence[Case], rounds: int) -> dict[str, 
         for case, result in warm(cases, lambda case: generate(engine, case), engine.memory.clear):
             seconds.setdefault((case["name"], "warm"), []).append(result.stats.total_s)
     found: dict[str, Any] = {}
-    for workload in dict.fromkeys(case["workload"] for case in cases):
-        members = [case for case in cases if case["workload"] == workload]
-        found[workload] = time_summary(members, seconds) | {"batch 8": batch_speedup(engine, members, rounds)}
+    for name in dict.fromkeys(case["workload"] for case in cases):
+        members = [case for case in cases if case["workload"] == name]
+        found[name] = time_summary(members, seconds)
+        found[name]["batch_8_speedup"] = batch_speedup(engine, members, rounds)
     return found
 
 
@@ -277,30 +282,11 @@ def prompt_lookup(engine: jf.Engine, case: Case) -> dict[str, float]:
     return {"ms_per_token": 1000 * elapsed_s / num_tokens, "passes_per_token": len(passes) / num_tokens}
 
 
-def time_table(found: dict[str, Any]) -> Table:
+def show_time(found: dict[str, Any]) -> None:
     columns = ("cold × masked", "warm × masked", "batch 8 × masked", "masked, s", "prompt lookup, ms / token")
-    table = Table("workload", *columns, title="bfloat16")
-    for workload, row in found.items():
-        warm_speedup = f"{row['warm_speedup']:.2f}" if "warm_speedup" in row else ""
-        table.add_row(
-            workload,
-            f"{row['cold_speedup']:.2f}",
-            warm_speedup,
-            f"{row['batch 8']:.2f}",
-            f"{row['masked_s']:.2f}",
-            f"{row['prompt_lookup_ms_per_token']:.1f}",
-        )
-    return table
-
-
-def conditions(options: argparse.Namespace, cases: Iterable[Case]) -> dict[str, Any]:
-    return {
-        "model": options.model or "SmolLM2-135M-Instruct",
-        "num_requests": Counter(case["workload"] for case in cases),
-        "rounds": options.rounds,
-        "num_threads": torch.get_num_threads(),
-        "versions": {name: version(name) for name in ("jumpforward", "torch", "transformers", "xgrammar")},
-    }
+    keys = ("cold_speedup", "warm_speedup", "batch_8_speedup", "masked_s", "prompt_lookup_ms_per_token")
+    rows = [(name, *(row.get(key, "") for key in keys)) for name, row in found.items()]
+    show("bfloat16", ("workload", *columns), rows)
 
 
 if __name__ == "__main__":

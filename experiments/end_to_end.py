@@ -11,61 +11,50 @@ The last line of standard output is one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import sys
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-from rich.console import Console
+from harness import COLOURS, ERR, conditions, finish, parser, plot, show, workload
 from rich.progress import track
-from rich.table import Table
 
 import jumpforward as jf
 from jumpforward.bench import GENERATE, METHODS, Comparison, compare
 
-WORKLOAD = Path(__file__).parent / "workloads" / "end_to_end.jsonl"
-ERR = Console(stderr=True)
-
 
 def main() -> None:
     options = _options()
-    cases = [json.loads(line) for line in WORKLOAD.read_text().splitlines()]
+    cases = workload("end_to_end")
     if options.quick:
         cases = [case for index, case in enumerate(cases) if index % 5 == 0]
     measured = {}
     for dtype in options.dtypes:
         engine = jf.Engine.from_pretrained(options.model, dtype=dtype)
-        comparisons = _run(engine, cases, options.repeats, dtype)
+        comparisons = _run(engine, cases, options, dtype)
         measured[dtype] = _families(cases, comparisons)
-        ERR.print(_table(dtype, measured[dtype]))
-    record = {"experiment": "end_to_end", "conditions": _conditions(options, len(cases)), "results": measured}
-    sys.stdout.write(json.dumps(record) + "\n")
+        _show(dtype, measured[dtype])
+    _plot(options, measured)
+    finish("end_to_end", conditions(options, num_cases=len(cases)), results=measured)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a hub id or a folder; by default SmolLM2-135M-Instruct")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--quick", action="store_true", help="a case or two of each family, one round")
-    options = parser.parse_args()
-    if options.quick:
-        options.repeats = 1
+    made = parser(__doc__, draws=False)
+    made.add_argument("--repeats", type=int, default=3)
+    made.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    options = made.parse_args()
+    options.max_new_tokens = 160
+    if options.quick:  # a case or two of each family
+        options.repeats, options.max_new_tokens = 1, 32
     return options
 
 
-def _run(engine: jf.Engine, cases: list[dict[str, Any]], repeats: int, dtype: str) -> list[Comparison]:
+def _run(engine: jf.Engine, cases: list[dict[str, Any]], options: argparse.Namespace, dtype: str) -> list[Comparison]:
     return [
         compare(
             engine,
             [{"role": "user", "content": case["prompt"]}],
             jf.json_schema(case["schema"]),
-            max_new_tokens=160,
-            repeats=repeats,
+            max_new_tokens=options.max_new_tokens,
+            repeats=options.repeats,
         )
         for case in track(cases, dtype, console=ERR)
     ]
@@ -98,33 +87,38 @@ def _summary(method: str, members: list[Comparison]) -> dict[str, float]:
     }
 
 
-def _table(dtype: str, families: dict[str, dict[str, dict[str, float]]]) -> Table:
-    ratios = ("passes / token", "passes / masked", "× generate", "× masked", "overhead")
-    table = Table("family", "method", "tokens = masked", *ratios, title=dtype)
-    for family, methods in families.items():
-        for method, row in methods.items():
-            table.add_row(
-                family,
-                method,
-                f"{row['num_tokens_equal_masked']} of {row['num_cases']}",
-                f"{row['passes_per_token']:.3f}",
-                f"{row['passes_ratio_to_masked']:.3f}",
-                f"{row['speedup_over_generate']:.2f}",
-                f"{row['speedup_over_masked']:.2f}",
-                f"{100 * row['overhead_share']:.1f} %",
-            )
-    return table
+def _show(dtype: str, families: dict[str, dict[str, dict[str, float]]]) -> None:
+    ratios = ("passes / token", "passes / masked", "× generate", "× masked", "overhead, %")
+    rows = [
+        (
+            family,
+            method,
+            f"{row['num_tokens_equal_masked']} of {row['num_cases']}",
+            row["passes_per_token"],
+            row["passes_ratio_to_masked"],
+            row["speedup_over_generate"],
+            row["speedup_over_masked"],
+            100 * row["overhead_share"],
+        )
+        for family, methods in families.items()
+        for method, row in methods.items()
+    ]
+    show(dtype, ("family", "method", "tokens = masked", *ratios), rows)
 
 
-def _conditions(options: argparse.Namespace, num_cases: int) -> dict[str, Any]:
-    return {
-        "model": options.model or "SmolLM2-135M-Instruct",
-        "num_cases": num_cases,
-        "repeats": options.repeats,
-        "num_threads": torch.get_num_threads(),
-        "machine": platform.machine(),
-        "versions": {name: version(name) for name in ("jumpforward", "torch", "transformers", "xgrammar")},
-    }
+def _plot(options: argparse.Namespace, measured: dict[str, Any]) -> None:
+    """Draw how many times faster than `masked` each policy was, a bar a family and type."""
+    groups = [(dtype, family) for dtype, families in measured.items() for family in families]
+    policies = [method for method in METHODS if method not in (GENERATE, "masked")]
+    with plot(options, "end_to_end") as axes:
+        for index, policy in enumerate(policies):
+            places = [place + 0.27 * (index - 1) for place in range(len(groups))]
+            speeds = [measured[dtype][family][policy]["speedup_over_masked"] for dtype, family in groups]
+            axes.bar(places, speeds, 0.25, label=policy, color=COLOURS[index])
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set_xticks(range(len(groups)), [f"{family}\n{dtype}" for dtype, family in groups])
+        axes.set_ylabel("times as fast as masked")
+        axes.legend(ncols=len(policies), loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 if __name__ == "__main__":

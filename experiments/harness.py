@@ -36,12 +36,13 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options of every experiment."""
+def parser(description: str | None, draws: bool = True) -> argparse.ArgumentParser:
+    """Return a parser with the options of every experiment; one that draws nothing at random has no seed."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--model", help=f"a hub id or a folder; by default {DEFAULT_MODEL}")
     made.add_argument("--quick", action="store_true", help="a small form, to see that it runs; for no figures")
-    made.add_argument("--seed", type=int, default=0)
+    if draws:
+        made.add_argument("--seed", type=int, default=0)
     made.add_argument("--pictures", type=Path, help="folder of the plots; by default pictures/, and none with --quick")
     return made
 

@@ -1,44 +1,34 @@
-"""Does jumping forward still pay when many requests share a model, and what do batching and prefix reuse bring?
+"""Does jumping forward still pay when many requests share a model?
 
     python experiments/throughput.py [--quick] [--repeats 1] [--batch-sizes 1 2 4 8 16] [--dtype float32]
 
-32 requests of the three families of end_to_end.py, greedy. Four questions:
+32 requests of the three families of end_to_end.py, greedy, at most 80 tokens each.
 
 throughput  all 32 by `masked`, `exact` and `canonical`, and by transformers' own batched `generate` with xgrammar's
             processor (left-padded, a batch at a time), at every batch size. transformers' continuous batching takes no
             grammar, so that it writes other texts: only its tokens/s can be compared.
 families    the same at one batch size, each family by itself.
-latency     time to first text of 16 requests, alone and with one among them whose grammar takes seconds to compile.
-prefix      16 questions behind one system prompt of 1,000 tokens, with and without kept prefixes.
 
-Methods are interleaved, in an order that turns from round to round; ratios are medians over rounds. Prefixes are kept
-in the last question only, and no request remembers another's output. The last line of standard output is one JSON
-object.
+Methods are interleaved, in an order that turns from round to round; ratios are medians over rounds. No request
+remembers another's output, and no prefix is kept. The last line of standard output is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import copy
-import json
-import platform
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 from unittest import mock
 
 import torch
-from rich.console import Console
+from harness import COLOURS, ERR, conditions, finish, parser, plot, show, workload
 from rich.progress import track
-from rich.table import Table
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from xgrammar.contrib.hf import LogitsProcessor
 
@@ -47,12 +37,9 @@ from jumpforward.engine import passes
 from jumpforward.engine.prompt import encode_prompt
 from jumpforward.engine.scheduler import Scheduler
 
-WORKLOAD = Path(__file__).parent / "workloads" / "end_to_end.jsonl"
-ERR = Console(stderr=True)
 GENERATE, CONTINUOUS = "model.generate", "continuous batching"
 POLICIES = ("masked", "exact", "canonical")
 FAMILY_BATCH_SIZE = 8
-_LEN_SYSTEM_PROMPT = 1000
 
 
 @dataclass(frozen=True)
@@ -80,51 +67,41 @@ class Outcome:
 def main() -> None:
     options = _options()
     engine = jf.Engine.from_pretrained(options.model, dtype=options.dtype, prefix_cache_bytes=0, memory="request")
-    cases = _cases(options.num_requests)
+    cases = mixed_cases(options.num_requests)
     for case in cases:  # once, and for no method's account
         engine.compiler.compile(case.grammar)
         engine.compiler.pushdown(case.grammar)
     throughput = {size: _rounds(engine, cases, size, options) for size in options.batch_sizes}
-    ERR.print(*_tables("throughput", {f"batch {size}": methods for size, methods in throughput.items()}))
+    _show("throughput", {f"batch {size}": methods for size, methods in throughput.items()})
     families = {}
     for family in dict.fromkeys(case.family for case in cases):
         members = [case for case in cases if case.family == family]
         families[family] = _rounds(engine, members, FAMILY_BATCH_SIZE, options)
-    ERR.print(*_tables(f"families, batch {FAMILY_BATCH_SIZE}", families))
-    record = {
-        "experiment": "throughput",
-        "conditions": _conditions(options),
-        "throughput": throughput,
-        "families": families,
-        "continuous_batching": _continuous(engine, cases, options),
-        "latency": asyncio.run(_latency(engine, cases[: options.num_served])),
-        "prefix": _prefix(engine, options),
-    }
-    for name in ("continuous_batching", "latency", "prefix"):
-        ERR.print(name, record[name])
-    sys.stdout.write(json.dumps(record) + "\n")
+    _show(f"families, batch {FAMILY_BATCH_SIZE}", families)
+    continuous = _continuous(engine, cases, options)
+    ERR.print(CONTINUOUS, continuous)
+    _plot(options, throughput)
+    results = {"throughput": throughput, "families": families, "continuous_batching": continuous}
+    finish("throughput", conditions(options), **results)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a hub id or a folder; by default SmolLM2-135M-Instruct")
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--quick", action="store_true", help="few and short requests, one batch size, one round")
-    options = parser.parse_args()
-    options.num_requests, options.max_new_tokens, options.num_served, options.num_questions = 32, 80, 16, 16
+    made = parser(__doc__, draws=False)
+    made.add_argument("--repeats", type=int, default=1)
+    made.add_argument("--dtype", default="float32")
+    made.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 2, 4, 8, 16])
+    options = made.parse_args()
+    options.num_requests, options.max_new_tokens = 32, 80
     if options.quick:
         options.repeats, options.batch_sizes = 1, [4]
-        options.num_requests, options.max_new_tokens, options.num_served, options.num_questions = 4, 16, 3, 2
+        options.num_requests, options.max_new_tokens = 4, 16
     return options
 
 
-def _cases(num_requests: int) -> list[Case]:
+def mixed_cases(num_requests: int) -> list[Case]:
     """Return requests of all families in turn; behind the workload's 16 the same in other words."""
-    rows = [json.loads(line) for line in WORKLOAD.read_text().splitlines()]
     by_family = defaultdict(list)
-    for row in rows:
+    for row in workload("end_to_end"):
         by_family[row["family"]].append(row)
     longest = max(map(len, by_family.values()))
     mixed = [members[index] for index in range(longest) for members in by_family.values() if index < len(members)]
@@ -251,26 +228,40 @@ def _summary(method: str, outcomes: dict[str, list[Outcome]], num_requests: int)
     }
 
 
-def _tables(title: str, groups: dict[str, dict[str, dict[str, Any]]]) -> Iterator[Table]:
-    """Yield speeds, and then where the engine's time went, as shares of each method's seconds."""
-    speeds = Table("", "method", "tokens/s", "requests/s", "× generate", "× masked", "tokens = masked", title=title)
-    shares = ("model", "padding", "mask", "boundary", "choice", "scheduling", "rest")
-    times = Table("", "method", "passes", *shares, title=f"{title}: shares of the time")
-    for group, methods in groups.items():
-        for method, row in methods.items():
-            speeds.add_row(
-                group,
-                method,
-                f"{row['tokens_per_s']:.1f}",
-                f"{row['requests_per_s']:.2f}",
-                f"{row['speedup_over_generate']:.2f}",
-                f"{row['speedup_over_masked']:.2f}",
-                f"{row['num_tokens_equal_masked']} of {row['num_requests']}",
-            )
-            if split := row["split"]:
-                parts = [f"{100 * split[f'{name}_s'] / row['seconds']:.1f} %" for name in shares]
-                times.add_row(group, method, f"{split['num_passes']:.0f}", *parts)
-    yield from (speeds, times)
+def _show(title: str, groups: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """Print speeds, and then where the engine's time went, as shares of each method's seconds."""
+    rows = [(group, method, row) for group, methods in groups.items() for method, row in methods.items()]
+    speeds = [
+        (
+            *(group, method, row["tokens_per_s"], row["requests_per_s"]),
+            *(row["speedup_over_generate"], row["speedup_over_masked"]),
+            f"{row['num_tokens_equal_masked']} of {row['num_requests']}",
+        )
+        for group, method, row in rows
+    ]
+    show(title, ("", "method", "tokens/s", "requests/s", "× generate", "× masked", "tokens = masked"), speeds)
+    parts = ("model", "padding", "mask", "boundary", "choice", "scheduling", "rest")
+    shares = [
+        (
+            *(group, method, f"{row['split']['num_passes']:.0f}"),
+            *(f"{100 * row['split'][f'{part}_s'] / row['seconds']:.1f} %" for part in parts),
+        )
+        for group, method, row in rows
+        if row["split"]
+    ]
+    show(f"{title}: shares of the time", ("", "method", "passes", *parts), shares)
+
+
+def _plot(options: argparse.Namespace, throughput: dict[int, dict[str, dict[str, Any]]]) -> None:
+    with plot(options, "throughput") as axes:
+        for index, method in enumerate((GENERATE, *POLICIES)):
+            speeds = [methods[method]["tokens_per_s"] for methods in throughput.values()]
+            axes.plot(range(len(speeds)), speeds, marker="osD^"[index], label=method, color=COLOURS[index])
+        axes.set_xticks(range(len(throughput)), [str(size) for size in throughput])
+        axes.set_xlabel("batch size")
+        axes.set_ylabel("tokens/s")
+        axes.set_ylim(bottom=0)
+        axes.legend()
 
 
 def _continuous(engine: jf.Engine, cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any]:
@@ -291,95 +282,6 @@ def _continuous(engine: jf.Engine, cases: Sequence[Case], options: argparse.Name
     seconds = perf_counter() - start
     num_tokens = sum(len(output.generated_tokens) for output in found.values())
     return {"seconds": seconds, "num_output_tokens": num_tokens, "tokens_per_s": num_tokens / seconds}
-
-
-async def _latency(engine: jf.Engine, cases: Sequence[Case]) -> dict[str, Any]:
-    """Return the seconds to the first text of each request, with and without a slow grammar among them."""
-    found: dict[str, Any] = {}
-    for name, slow in (("without", None), ("with", _slow_grammar()), ("without again", None)):
-        served = jf.Engine(engine.model, engine.tokenizer, prefix_cache_bytes=0, memory="request")
-        for case in cases:
-            served.compiler.compile(case.grammar)
-        grammars = [case.grammar for case in cases]
-        first_s = [_first_text_s(served, case, grammar) for case, grammar in zip(cases, grammars, strict=True)]
-        if slow is not None:
-            first_s.insert(1, _first_text_s(served, cases[0], slow))
-        seconds = await asyncio.gather(*first_s)
-        row = {} if slow is None else {"slow_s": seconds.pop(1)}
-        found[name] = {"median_s": median(seconds), "most_s": max(seconds), **row}
-        served.close()
-    return found
-
-
-async def _first_text_s(engine: jf.Engine, case: Case, grammar: jf.Grammar) -> float:
-    start = perf_counter()
-    pieces = engine.astream(case.prompt, grammar, max_new_tokens=24)
-    first_s = None
-    async for _ in pieces:
-        first_s = first_s or perf_counter() - start
-    return first_s or perf_counter() - start
-
-
-def _slow_grammar() -> jf.Grammar:
-    """Return a grammar that takes seconds to compile: many bounded strings over unlike alphabets."""
-    letters = [chr(code) for code in range(ord("a"), ord("z"))]
-    fields = {f"field_{letter}": {"type": "string", "pattern": f"^[ -Z{letter}-~]{{1,49}}$"} for letter in letters}
-    return jf.json_schema({"type": "object", "properties": fields, "required": list(fields)})
-
-
-def _prefix(engine: jf.Engine, options: argparse.Namespace) -> dict[str, Any]:
-    """Return prefilled tokens and seconds with and without kept prefixes."""
-    system = _system_prompt(engine)
-    requests: list[Any] = [
-        {
-            "prompt": [
-                {"role": "system", "content": system},
-                {"role": "user", "content": f"Does rule {number} of the list apply to parcels?"},
-            ],
-            "grammar": jf.choice(["yes", "no"]),
-        }
-        for number in range(1, options.num_questions + 1)
-    ]
-    found = {}
-    for name, limit in (("without", 0), ("with", 256 << 20)):
-        kept = jf.Engine(engine.model, engine.tokenizer, prefix_cache_bytes=limit, memory="request")
-        for request in requests:
-            kept.compiler.compile(request["grammar"])
-        start = perf_counter()
-        results: list[Any] = kept.generate_batch(requests, batch_size=FAMILY_BATCH_SIZE)
-        seconds = perf_counter() - start
-        accounts = [result.stats for result in results]
-        found[name] = {
-            "num_prompt_tokens": sum(each.num_prompt_tokens for each in accounts),
-            "num_prefilled_tokens": sum(each.num_prompt_tokens - each.num_reused_tokens for each in accounts),
-            "seconds": seconds,
-            "texts": [result.text for result in results],
-        }
-        kept.close()
-    agree = found["with"].pop("texts") == found["without"].pop("texts")
-    return {**found, "texts_equal": agree, "speedup": found["without"]["seconds"] / found["with"]["seconds"]}
-
-
-def _system_prompt(engine: jf.Engine) -> str:
-    """Return a list of rules of about 1,000 tokens."""
-    rules: list[str] = []
-    while len(engine.tokenizer("\n".join(rules))["input_ids"]) < _LEN_SYSTEM_PROMPT:
-        number = len(rules) + 1
-        rules.append(f"Rule {number}: an order of kind {number % 7} is sent within {number % 5 + 1} days.")
-    return "\n".join(rules)
-
-
-def _conditions(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "model": options.model or "SmolLM2-135M-Instruct",
-        "dtype": options.dtype,
-        "num_requests": options.num_requests,
-        "max_new_tokens": options.max_new_tokens,
-        "repeats": options.repeats,
-        "num_threads": torch.get_num_threads(),
-        "machine": platform.machine(),
-        "versions": {name: version(name) for name in ("jumpforward", "torch", "transformers", "xgrammar")},
-    }
 
 
 if __name__ == "__main__":
