@@ -4,7 +4,9 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check wheel clean
+EXPERIMENTS := end_to_end drafting throughput serving mask_cost boundary_rules empty_mask
+
+.PHONY: demo test check wheel experiments-quick clean
 
 demo: $(VENV)/installed
 	$(BIN)/jumpforward demo
@@ -25,6 +27,10 @@ wheel: $(VENV)/installed-dev
 	grep -q jumpforward/py.typed dist/contents
 	grep -q jumpforward/report/templates/report.html.j2 dist/contents
 	! grep -E '^(tests|experiments)/' dist/contents
+
+# Each in its small form, to see that it runs; what it prints then is no result.
+experiments-quick: $(VENV)/installed-dev
+	set -e; for name in $(EXPERIMENTS); do echo "$$name" >&2; $(BIN)/python experiments/$$name.py --quick; done
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -11,12 +11,11 @@ last line of standard output is one JSON object.
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from typing import Any
 
 import torch
+from harness import conditions, finish, parser
 
 import jumpforward as jf
 from jumpforward.testing import ScriptedModel, toy_tokenizer
@@ -32,10 +31,11 @@ FLOORS = {
 
 
 def main() -> None:
+    options = parser(__doc__, draws=False).parse_args()
     results: dict[str, Any] = {name: masked(floor) for name, floor in FLOORS.items()}
     results["-1e4 added"] = sampled(LOGITS + torch.where(LEGAL, 0.0, -1e4))
     results["engine"] = engine()
-    sys.stdout.write(json.dumps({"experiment": "empty_mask", "results": results}) + "\n")
+    finish("empty_mask", conditions(options, model="scripted"), results=results)
 
 
 def masked(floor: float) -> dict[str, Any]:

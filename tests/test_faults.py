@@ -242,7 +242,9 @@ def test_a_shared_prefix_is_computed_once_whatever_the_grammars() -> None:
     num_shared = len(engine.tokenizer(SHARED * 3)["input_ids"])
     results, expected = many_behind_one_prefix(engine), many_behind_one_prefix(plain)
     assert [result.stats.num_reused_tokens for result in expected] == [0] * 8
-    computed, *reused = sorted(result.stats.num_reused_tokens for result in results)  # whose grammar is ready goes first
+    computed, *reused = sorted(
+        result.stats.num_reused_tokens for result in results
+    )  # whose grammar is ready goes first
     assert computed == 0
     assert all(num_reused >= num_shared for num_reused in reused)
     for result, other in zip(results, expected, strict=True):

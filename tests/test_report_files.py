@@ -32,7 +32,7 @@ from jumpforward.report.partial import Partial, fingerprint
 from jumpforward.report.pool import measured
 from jumpforward.report.published import published_table
 from jumpforward.report.results import SchemaResult
-from jumpforward.report.runs import Runs, runs_table
+from jumpforward.report.runs import Runs, runs_tables
 from jumpforward.report.settings import Options, Setting
 from jumpforward.report.totals import Totals
 from jumpforward.testing import ScriptedModel, toy_tokenizer
@@ -386,12 +386,13 @@ def test_results_of_runs_stand_beside_the_prediction(monkeypatch, tmp_path: Path
     file, schema = tmp_path / "runs.jsonl", tmp_path / "person.json"
     schema.write_text(json.dumps(PERSON))
     extra = [records[0] | {"id": "elsewhere"}, records[1] | {"complete": False}]
+    extra.append({"line": 3, "error": {"type": "OptionError", "message": "no prompt"}})  # of `jumpforward batch`
     file.write_text("".join(json.dumps(record) + "\n" for record in records + extra))
 
     in_process(monkeypatch, "toy")
     runs = Runs(file)
     totals = build(Job(schema, options("toy"), runs=runs), Console(quiet=True))
-    assert (runs.totals.num_records, runs.totals.num_unmatched) == (5, 1)
+    assert (runs.totals.num_records, runs.totals.num_errors, runs.totals.num_unmatched) == (5, 1, 1)
     assert runs.totals.policies["exact"].num_complete == 1
     assert runs.totals.policies["masked"].numbers["num_output_tokens"] == 2 * records[0]["stats"]["num_output_tokens"]
     tally = totals.tallies["results"][""]["strict, fixed"]
@@ -399,7 +400,19 @@ def test_results_of_runs_stand_beside_the_prediction(monkeypatch, tmp_path: Path
     for policy in ("exact", "canonical"):
         predicted = tally.tokens["toy"].passes[f"{policy}_fewest"]
         assert predicted == 3 * records[["masked", "exact", "canonical"].index(policy)]["stats"]["num_forward_passes"]
-    assert [row[0] for row in runs_table(runs.totals, totals).rows] == ["masked", "exact", "canonical"]
+    passes, tokens, chunks, sources = runs_tables(runs.totals, totals)
+    assert "not counted: 1" in passes.note
+    for table in (passes, tokens, chunks):
+        assert [row[0] for row in table.rows] == ["masked", "exact", "canonical"]
+    for policy, *counted in chunks.rows:
+        assert sum(map(int, counted)) == runs.totals.policies[policy].numbers["num_forward_passes"]
+    for policy, *counted in tokens.rows:
+        numbers = runs.totals.policies[policy].numbers
+        assert int(counted[0]) == numbers["num_seams_sampled"]
+        assert int(counted[1]) == numbers["num_seams_forced"]
+    exact = runs.totals.policies["exact"]
+    assert [row[1] for row in sources.rows if row[0] == "exact"] == list(exact.sources)
+    assert exact.sources["forced"].num_accepted == exact.numbers["num_drafted"] > 0
 
 
 # -- the yardstick --

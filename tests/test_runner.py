@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import fresh_logits, tiny_engine, tiny_model, tiny_runner
-from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
+from helpers import ALONE, fresh_logits, tiny_engine, tiny_model, tiny_runner
+from transformers import AutoModelForCausalLM, DynamicCache, T5Config, T5ForConditionalGeneration
 
 import jumpforward as jf
 from jumpforward.engine.cache import KVCache
@@ -206,3 +207,25 @@ def test_a_cache_of_a_stranger_is_refused() -> None:
     with pytest.raises(TypeError, match="new_cache"):
         tiny_runner("llama").forward(DynamicCache(), [[1]], [[0]])
     assert isinstance(tiny_runner("llama").new_cache(), KVCache)
+
+
+def test_a_model_whose_layers_are_spread_by_a_device_map_is_the_same(tmp_path: Path) -> None:
+    tokenizer = toy_tokenizer(["ab"])
+    whole = tiny_model("llama", len(tokenizer))
+    whole.save_pretrained(tmp_path / "model")
+    places: dict[str, str] = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    places |= {f"model.layers.{index}": ("cpu", "disk")[index % 2] for index in range(4)}
+    spread = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places, offload_folder=tmp_path / "offloaded"
+    )
+    assert {parameter.device.type for parameter in spread.parameters()} == {"cpu", "meta"}
+    grammar = jf.regex("(ab|cd){3,9}")
+    for policy in ("exact", "canonical"):
+        first, second = (
+            jf.Engine(model, tokenizer, end_ids=[tokenizer.eos_token_id], **ALONE).generate(
+                "ab", grammar, policy=policy
+            )
+            for model in (whole, spread)
+        )
+        assert first.token_ids == second.token_ids
+        assert first.stats.chunk_lengths == second.stats.chunk_lengths

@@ -15,7 +15,7 @@ from jumpforward.grammar.spec import Whitespace
 from jumpforward.report import chunk_cost
 from jumpforward.report.build import Job, build
 from jumpforward.report.chunk_cost import ChunkCost
-from jumpforward.report.runs import Runs, runs_table
+from jumpforward.report.runs import Runs, runs_tables
 from jumpforward.report.settings import Options, Setting, Strictness
 from jumpforward.report.tables import tables
 from jumpforward.report.totals import Totals
@@ -134,8 +134,7 @@ def _print(totals: Totals, job: Job) -> None:
     out = Console(highlight=False)
     if not out.is_terminal:
         out = Console(highlight=False, width=160, file=sys.stdout)
-    happened = [runs_table(job.runs.totals, totals)] if job.runs.totals.num_records else []
-    for table in [*happened, *tables(totals, job.curve)]:
+    for table in [*runs_tables(job.runs.totals, totals), *tables(totals, job.curve)]:
         out.print(table.view(), "")
     if totals.num_problems:
         out.print(f"{totals.num_problems} of {totals.num_schemas} schemas have no result: see --json or --out.")

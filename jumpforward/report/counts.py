@@ -183,6 +183,15 @@ class Tally(Counts):
     gains: dict[str, Gain] = {}
 
 
+class SourceCounts(Counts):
+    """What a source of drafts did: the counts of :class:`jumpforward.SourceStats`."""
+
+    num_proposed: int = 0
+    num_accepted: int = 0
+    num_rejected: int = 0
+    num_passes_saved: int = 0
+
+
 class RunCounts(Counts):
     """Runs of one policy.
 
@@ -191,12 +200,14 @@ class RunCounts(Counts):
         num_complete: of these, with a complete output.
         numbers: the sums of all counts in the runs' statistics (:class:`jumpforward.Stats`), by their names there.
         chunk_lengths: {tokens fed: passes}, the prompt's passes among them.
+        sources: figures by source of drafts.
     """
 
     num_records: int = 0
     num_complete: int = 0
     numbers: dict[str, int] = {}
     chunk_lengths: dict[int, int] = {}
+    sources: dict[str, SourceCounts] = {}
 
 
 class RunTotals(Counts):
@@ -204,11 +215,13 @@ class RunTotals(Counts):
 
     Attributes:
         num_records: runs.
+        num_errors: records of requests that failed, which are no runs.
         num_unmatched: complete runs whose ``id`` names no schema of the corpus.
         policies: figures by policy.
     """
 
     num_records: int = 0
+    num_errors: int = 0
     num_unmatched: int = 0
     policies: dict[str, RunCounts] = {}
 

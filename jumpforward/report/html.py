@@ -16,7 +16,7 @@ from jumpforward.report.counts import RunTotals, TokenCounts
 from jumpforward.report.layout import written_whole
 from jumpforward.report.plots import plots
 from jumpforward.report.results import SchemaResult, SettingResult
-from jumpforward.report.runs import runs_table
+from jumpforward.report.runs import runs_tables
 from jumpforward.report.settings import Options
 from jumpforward.report.table import Table, percent, short
 from jumpforward.report.tables import tables
@@ -47,8 +47,7 @@ class Page:
 
     def tables(self) -> list[Table]:
         """Return the page's tables."""
-        happened = [runs_table(self.runs, self.totals)] if self.runs.num_records else []
-        return [*happened, *tables(self.totals, self.curve)]
+        return [*runs_tables(self.runs, self.totals), *tables(self.totals, self.curve)]
 
 
 def write_html(path: Path, page: Page, results: Callable[[], Iterable[SchemaResult]]) -> None:
