@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jumpforward.matching.matcher import Matcher
+from jumpforward.matching.matcher import LimitedMatcher, Matcher
 
 if TYPE_CHECKING:
     import torch
 
 
-class LastingMatcher:
+class LastingMatcher(LimitedMatcher):
     """A matcher that counts tokens. See :class:`jumpforward.matching.matcher.Matcher`.
 
     Where the grammar permits nothing but an end token, and that comes too early, nothing is legal.
@@ -21,7 +21,7 @@ class LastingMatcher:
 
     def __init__(self, inner: Matcher, num_missing: int, end_ids: Sequence[int]) -> None:
         """Permit an end token behind ``num_missing`` tokens more."""
-        self._inner = inner
+        super().__init__(inner)
         self._num_missing = num_missing  # below 0 behind more of them
         self._end_ids = end_ids
 
@@ -41,10 +41,6 @@ class LastingMatcher:
         """Return an independent matcher at the same place."""
         return LastingMatcher(self._inner.fork(), self._num_missing, self._end_ids)
 
-    def forced_bytes(self) -> bytes:
-        """Return the bytes that every completion starts with, whatever its length."""
-        return self._inner.forced_bytes()
-
     def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
         """Write the legal tokens into a row of ``bitmask``."""
         self._inner.fill_bitmask(bitmask, row)
@@ -52,21 +48,3 @@ class LastingMatcher:
             words = bitmask.numpy()[row].view(np.uint32)
             for token in self._end_ids:
                 words[token // 32] &= ~np.uint32(1 << token % 32)
-
-    def live_bytes(self, behind: bytes = b"") -> bytes:
-        """Return the bytes that may come next, whatever the length, in ascending order."""
-        return self._inner.live_bytes(behind)
-
-    def missing_bytes(self) -> bytes:
-        """Return the bytes that the grammar wants and no token spells."""
-        return self._inner.missing_bytes()
-
-    @property
-    def is_accepting(self) -> bool:
-        """Whether the output so far is complete, whatever its length."""
-        return self._inner.is_accepting
-
-    @property
-    def is_terminated(self) -> bool:
-        """Whether an end token has been consumed."""
-        return self._inner.is_terminated

@@ -54,3 +54,36 @@ class Matcher(Protocol):
     def is_terminated(self) -> bool:
         """Whether an end token has been consumed."""
         ...
+
+
+class LimitedMatcher:
+    """What matchers share that permit less than another one does: they ask that one.
+
+    What is forced and which bytes are live is said whatever the limit.
+    """
+
+    def __init__(self, inner: Matcher) -> None:
+        """Limit what ``inner`` permits."""
+        self._inner = inner
+
+    def forced_bytes(self) -> bytes:
+        """Return the bytes that every completion starts with."""
+        return self._inner.forced_bytes()
+
+    def live_bytes(self, behind: bytes = b"") -> bytes:
+        """Return the bytes that may come next, in ascending order."""
+        return self._inner.live_bytes(behind)
+
+    def missing_bytes(self) -> bytes:
+        """Return the bytes that the grammar wants and no token spells."""
+        return self._inner.missing_bytes()
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the output so far is complete."""
+        return self._inner.is_accepting
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether an end token has been consumed."""
+        return self._inner.is_terminated
