@@ -48,7 +48,10 @@ def test_what_a_model_is_called_with() -> None:
     assert all("past_key_values" not in call for call in calls)
     assert first["attention_mask"] is None  # the plain causal mask, which kernels do on their own
     assert first["logits_to_keep"].tolist() == [0, 2]
-    assert second["position_ids"].tolist() == [[3, 4], [3, 3]]  # padding repeats a position
+    assert second["input_ids"].tolist() == [[7, 8, 9]]  # packed
+    assert second["position_ids"].tolist() == [[3, 4, 3]]
+    assert second["logits_to_keep"].tolist() == [1, 2]
+    assert second["attention_mask"].shape == (2, 1, 2, 5)
     assert third["position_ids"].tolist() == [[3], [4]]
     assert third["attention_mask"].tolist() == [[[[True] * 4 + [False]]], [[[True] * 5]]]
 

@@ -3,9 +3,10 @@
     keys, values: (rows, kv_heads, capacity, head_dim), one pair a layer
     lengths:      one integer a row
 
-A pass is over some of the rows; it writes at each row's own offset, and never the padding of a ragged chunk. What
-lies behind a row's length is never seen, so cropping is setting an integer. Layers with a sliding window keep
-everything, and have a mask of their own.
+A pass is over some of the rows; it writes at each row's own offset, and never the padding of a ragged chunk. The
+chunks of a pass come in rows of their own, or packed, one behind the other in one row. What lies behind a row's length
+is never seen, so cropping is setting an integer. Layers with a sliding window keep everything, and have a mask of
+their own.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class _Chunk:
     rows: Sequence[int]  # those in the pass, ascending
     starts: Sequence[int]  # of each, the length before the chunk
     counts: Sequence[int]  # of each, the number of its true tokens
+    is_packed: bool = False
     _targets: dict[torch.device, tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
     @cached_property
@@ -106,7 +108,7 @@ class RowLayer(CacheLayerMixin):
         self._place = place
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Make buffers like these states, which have the shape (rows, kv_heads, chunk, head_dim)."""
+        """Make buffers like these states, which have the shape (rows or 1, kv_heads, chunk, head_dim)."""
         self.keys, self.values = self._empty(key_states), self._empty(value_states)
         self.is_initialized = True
 
@@ -125,9 +127,10 @@ class RowLayer(CacheLayerMixin):
             values[index, :, start:end] = value_states
         else:
             passed, rows, columns, where = chunk.targets(keys.device)
-            # Advanced indices around a slice put their axis first: (true tokens, kv_heads, head_dim).
-            keys[rows, :, where] = key_states[passed, :, columns]
-            values[rows, :, where] = value_states[passed, :, columns]
+            for buffer, states in ((keys, key_states), (values, value_states)):
+                # Advanced indices around a slice put their axis first: (true tokens, kv_heads, head_dim).
+                given = states[0].transpose(0, 1) if chunk.is_packed else states[passed, :, columns]
+                buffer[rows, :, where] = given
         return keys[index, :, :end], values[index, :, :end]
 
     @property
@@ -227,14 +230,16 @@ class KVCache(Cache):
             layer.update(keys[:, :, :num_tokens], values[:, :, :num_tokens])
         self.advance()
 
-    def begin(self, counts: Sequence[int], rows: Sequence[int] | None = None) -> None:
+    def begin(self, counts: Sequence[int], rows: Sequence[int] | None = None, *, is_packed: bool = False) -> None:
         """Announce a chunk of that many tokens for each of these rows, which ascend; by default for all.
+
+        Packed, the chunks come one behind the other in a single row.
 
         Raises:
             RuntimeError: the buffers would outgrow ``max_cells``.
         """
         rows = range(len(self._lengths)) if rows is None else rows
-        chunk = _Chunk(rows, [self._lengths[row] for row in rows], counts)
+        chunk = _Chunk(rows, [self._lengths[row] for row in rows], counts, is_packed)
         self._make_room(rows[-1], chunk.end)
         self._place.chunk = chunk
         for row, start, count in zip(rows, chunk.starts, counts, strict=True):
@@ -259,7 +264,12 @@ class KVCache(Cache):
             self._lengths[row] = start + count
 
     def positions(self, device: torch.device) -> torch.Tensor:
-        """Return the positions of the announced chunk, shape (rows, chunk). Padding repeats a row's last one."""
+        """Return the positions of the announced chunk as it comes: shape (rows, chunk), or packed (1, tokens)."""
+        chunk = self._place.chunk
+        return chunk.targets(device)[3][None] if chunk.is_packed else self._laid_out(device)
+
+    def _laid_out(self, device: torch.device) -> torch.Tensor:
+        """Return the positions in rows of their own, shape (rows, chunk). Padding repeats a row's last one."""
         chunk = self._place.chunk
         starts, counts = torch.tensor([chunk.starts, chunk.counts], device=device)[:, :, None]
         columns = torch.arange(chunk.length, device=device)
@@ -281,7 +291,7 @@ class KVCache(Cache):
         plain = chunk.is_even and (chunk.length == 1 or (chunk.starts[0] == 0 and dtype is None))
         if plain and (window is None or chunk.end <= window):
             return None
-        query = self.positions(device)[:, None, :, None]  # (rows, 1, chunk, 1)
+        query = self._laid_out(device)[:, None, :, None]  # (rows, 1, chunk, 1)
         key = torch.arange(chunk.end, device=device)  # (keys,)
         allowed = key <= query
         if window is not None:

@@ -49,7 +49,7 @@ class Loop:
         self._scheduler = Scheduler(
             1 if own_row else num_rows,
             token_budget=limits.token_budget,
-            max_padding=_LEAST_PADDING if limits.max_padding is None else limits.max_padding,
+            max_padding=None if runner.packs else limits.max_padding,
             max_cells=max_cells,
         )
         self._cache: SequenceCache = runner.new_cache(self._scheduler.num_rows, max_cells=max_cells)
@@ -106,7 +106,7 @@ class Loop:
         """Go on by one step. It is short if no request is ready."""
         self.admit()
         wants = self._wants()
-        if self._limits.max_padding is None:
+        if self._limits.max_padding is None and not self._runner.packs:
             self._scheduler.max_padding = self._padding_for_a_pass()
         for parts in self._scheduler.plan(wants):
             if not self._pass(parts):

@@ -29,16 +29,17 @@ def ask(runner: Runner, runs: Sequence[Run], num_tokens: Sequence[int]) -> list[
     cache which cannot be cropped may have moved on.
     """
     pieces = [run.piece(count) for run, count in zip(runs, num_tokens, strict=True)]
-    lengths = [run.row.length for run in runs]
+    cached = [run.row.length for run in runs]
     start_s = perf_counter()
     try:
         answers = _answers(runner, runs, pieces)
     except BaseException:
-        for run, length in zip(runs, lengths, strict=True):
+        for run, length in zip(runs, cached, strict=True):
             if run.row.length != length and runner.no_rollback_reason is None:
                 run.row.crop(length)
         raise
-    runs[0].costs.observe(len(runs) * max(len(piece.ids) for piece in pieces), perf_counter() - start_s)
+    lengths = [len(piece.ids) for piece in pieces]
+    runs[0].costs.observe(sum(lengths) if runner.packs else len(runs) * max(lengths), perf_counter() - start_s)
     for run, piece in zip(runs, pieces, strict=True):
         run.counters.chunk_lengths[len(piece.ids)] += 1
     return answers

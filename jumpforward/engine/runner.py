@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import torch
 
 from jumpforward.engine.cache import KVCache, LayerKind, layer_kinds
+from jumpforward.engine.packing import PACKABLE, packed
 from jumpforward.errors import ModelError, RollbackUnsupportedError
 
 _PROBE_IDS = (0, 1, 1, 0, 1, 0)  # ids that every vocabulary has
@@ -85,6 +87,7 @@ class Runner:
         width: how many logits it gives.
         max_length: the longest sequence it takes, in tokens.
         no_rollback_reason: why its cache cannot be cropped; None where it can.
+        packs: whether chunks of unlike length are fed without padding; see :mod:`jumpforward.engine.packing`.
         bytes_per_token: the memory that a token takes in a cache of ours; 0 where there is none.
     """
 
@@ -102,8 +105,10 @@ class Runner:
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._takes_positions = "position_ids" in parameters
         self._takes_keep = "logits_to_keep" in parameters
+        attention = getattr(self.config, "_attn_implementation", None)
         # Eager attention adds its mask to the scores; SDPA takes booleans.
-        self._mask_dtype = model.dtype if getattr(self.config, "_attn_implementation", None) == "eager" else None
+        self._mask_dtype = model.dtype if attention == "eager" else None
+        self.packs = attention == PACKABLE and self._takes_positions
         self._takes_chunks = True
         self.bytes_per_token = 0
         self.width, self._kinds, self.no_rollback_reason = self._probe()
@@ -153,19 +158,43 @@ class Runner:
             return [self._forward_native(cache, chunks[0], keep[0])]
         if not isinstance(cache, KVCache):
             raise TypeError(f"expected a cache of new_cache(), got {type(cache).__name__}")
-        len_chunk = max(map(len, chunks))
-        device = self.model.device
+        counts = [len(chunk) for chunk in chunks]
+        if self.packs and len(set(counts)) > 1:
+            return self._forward_packed(cache, chunks, keep, rows)
+        device, len_chunk = self.model.device, max(counts)
         ids = torch.tensor([[*chunk, *[0] * (len_chunk - len(chunk))] for chunk in chunks], device=device)
-        cache.begin([len(chunk) for chunk in chunks], rows)
-        positions = {"position_ids": cache.positions(device)} if self._takes_positions else {}
-        mask = cache.attention_mask(device, self._mask_dtype)
+        cache.begin(counts, rows)
         wanted = sorted(set().union(*keep))
-        output = self._call(ids, cache, wanted, attention_mask=mask, **positions)
-        cache.advance()
+        output = self._call_with(cache, ids, wanted)
         index = {position: place for place, position in enumerate(wanted)}
         if len(chunks) == 1:
             return [output.logits[0].float()]
         return [output.logits[row, [index[position] for position in kept]].float() for row, kept in enumerate(keep)]
+
+    def _forward_packed(
+        self,
+        cache: KVCache,
+        chunks: Sequence[Sequence[int]],
+        keep: Sequence[Sequence[int]],
+        rows: Sequence[int] | None,
+    ) -> list[torch.Tensor]:
+        """Feed the chunks one behind the other in one row."""
+        counts = [len(chunk) for chunk in chunks]
+        starts = list(accumulate(counts, initial=0))
+        ids = torch.tensor([list(chain(*chunks))], device=self.model.device)
+        cache.begin(counts, rows, is_packed=True)
+        wanted = [start + position for start, kept in zip(starts, keep, strict=False) for position in kept]
+        with packed(self.config, counts, self.model.device):
+            output = self._call_with(cache, ids, wanted)
+        return list(output.logits[0].float().split([len(kept) for kept in keep]))
+
+    def _call_with(self, cache: KVCache, ids: torch.Tensor, wanted: Sequence[int]) -> Any:
+        """Feed the chunk that a cache of ours expects."""
+        positions = {"position_ids": cache.positions(ids.device)} if self._takes_positions else {}
+        mask = cache.attention_mask(ids.device, self._mask_dtype)
+        output = self._call(ids, cache, wanted, attention_mask=mask, **positions)
+        cache.advance()
+        return output
 
     def _call(self, ids: torch.Tensor, states: Any, wanted: Sequence[int], **arguments: Any) -> Any:
         """Call the model; its output's logits are those of the wanted positions only."""
@@ -195,18 +224,24 @@ class Runner:
         if isinstance(kinds, str):
             reason: str | None = kinds
         else:
-            reason = _failure(lambda: self._with_rollback(kinds), reference[-1], self.model.dtype)
+            reason = self._rollback_failure(kinds, reference[-1])
+            if reason is not None and self.packs:
+                self.packs = False
+                reason = self._rollback_failure(kinds, reference[-1])
         if reason is not None:
             self._takes_chunks = _failure(self._without_rollback, reference[-1], self.model.dtype) is None
         return reference.shape[-1], [] if isinstance(kinds, str) else kinds, reason
+
+    def _rollback_failure(self, kinds: list[LayerKind], reference: torch.Tensor) -> str | None:
+        return _failure(lambda: self._with_rollback(kinds), reference, self.model.dtype)
 
     def _with_rollback(self, kinds: list[LayerKind]) -> list[torch.Tensor]:
         """Return the probe's last logits from two ragged rows, one of them with a wrong turn."""
         cache = KVCache(kinds, num_rows=2)
         self.forward(cache, [_PROBE_IDS[:3], _PROBE_IDS[:1]], [[], []])
-        self.forward(cache, [_PROBE_IDS[:2], _PROBE_IDS[1:3]], [[0], []])
+        self.forward(cache, [_PROBE_IDS[:2], _PROBE_IDS[1:4]], [[0], []])
         cache.crop(3, 0)
-        logits = self.forward(cache, [_PROBE_IDS[3:], _PROBE_IDS[3:]], [[2], [2]])
+        logits = self.forward(cache, [_PROBE_IDS[3:], _PROBE_IDS[4:]], [[2], [1]])
         self.bytes_per_token = cache.num_bytes // cache.num_cells
         return logits
 

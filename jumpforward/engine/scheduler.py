@@ -32,12 +32,15 @@ class Scheduler:
     Attributes:
         num_rows: how many run at a time.
         token_budget: the most tokens that a step feeds, in all its passes together.
-        max_padding: the most padding that a pass has, in tokens: about as much as a pass costs by itself.
+        max_padding: the most padding that a pass has, in tokens: about as much as a pass costs by itself; None for
+            passes that have none, however unlike their parts.
         max_cells: the most tokens that the cache has room for, in all rows together; None for no limit. All rows
             are as long as the longest, so that a request may have to wait although a row is free.
     """
 
-    def __init__(self, num_rows: int, *, token_budget: int, max_padding: int, max_cells: int | None = None) -> None:
+    def __init__(
+        self, num_rows: int, *, token_budget: int, max_padding: int | None, max_cells: int | None = None
+    ) -> None:
         self.num_rows = num_rows
         self.token_budget = token_budget
         self.max_padding = max_padding
@@ -107,8 +110,10 @@ class Scheduler:
         return grouped(parts, self.max_padding)
 
 
-def grouped(parts: Sequence[Part], max_padding: int) -> list[list[Part]]:
+def grouped(parts: Sequence[Part], max_padding: int | None) -> list[list[Part]]:
     """Share parts out among passes, longest first, so that each is padded by at most ``max_padding`` tokens."""
+    if max_padding is None:
+        return [list(parts)] if parts else []
     passes: list[list[Part]] = []
     padding = 0
     for part in sorted(parts, key=lambda part: -part.num_tokens):

@@ -1,0 +1,117 @@
+"""Chunks of unlike length in one row of tokens are what they are in rows of their own."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from helpers import scripted_engine, tiny_model, tiny_runner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jumpforward.engine.cache import KVCache
+from jumpforward.engine.packing import ATTENTION, PACKABLE
+from jumpforward.engine.runner import Runner
+
+WIDTH = 64
+KINDS = ["llama", "gemma3", "mistral", "gpt2"]
+counts = st.one_of(st.integers(0, 6), st.integers(30, 36))
+
+
+def fed(runner: Runner, passes: list[list[int]], rows: list[int], packs: bool) -> tuple[list[torch.Tensor], KVCache]:
+    """Feed rows of a cache chunks of so many tokens each, pass by pass; return all logits, and the cache."""
+    generator = torch.Generator().manual_seed(0)
+    cache = runner.new_cache(max(rows) + 1)
+    assert isinstance(cache, KVCache)
+    logits = []
+    runner.packs = packs
+    try:
+        for lengths in passes:
+            chunks = [torch.randint(WIDTH, (length,), generator=generator).tolist() for length in lengths]
+            logits += runner.forward(cache, chunks, [list(range(length)) for length in lengths], rows)
+    finally:
+        runner.packs = True
+    return logits, cache
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    passes=st.lists(st.lists(counts, min_size=3, max_size=3).filter(any), min_size=1, max_size=3),
+    rows=st.sampled_from([[0, 1, 2], [0, 2, 3]]),
+)
+def test_packed_is_padded(kind: str, passes: list[list[int]], rows: list[int]) -> None:
+    runner = tiny_runner(kind)
+    assert runner.packs
+    packed, cache = fed(runner, passes, rows, packs=True)
+    padded, other = fed(runner, passes, rows, packs=False)
+    assert cache.lengths == other.lengths
+    for one, two in zip(packed, padded, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+    for row in rows:
+        for one, two in zip(cache.read(row, 99), other.read(row, 99), strict=True):
+            torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+
+
+def test_no_padding_is_fed_and_equal_chunks_stay_in_rows() -> None:
+    runner = tiny_runner("llama")
+    shapes: list[torch.Size] = []
+    handle = runner.model.register_forward_pre_hook(
+        lambda _, __, arguments: shapes.append(arguments["input_ids"].shape), with_kwargs=True
+    )
+    fed(runner, [[1, 40, 0, 3], [2, 2, 2, 2]], [0, 1, 2, 3], packs=True)
+    handle.remove()
+    assert shapes == [(1, 44), (4, 2)]
+
+
+class Broken(Exception):
+    """What goes wrong in a pass."""
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    model = tiny_model("llama", WIDTH)
+    runner = Runner(model)
+    seen: list[Any] = []
+    handle = model.register_forward_pre_hook(lambda *_: seen.append(model.config._attn_implementation))
+    fed(runner, [[1, 4], [2, 2]], [0, 1], packs=True)
+    assert seen == [ATTENTION, PACKABLE]
+    assert model.config._attn_implementation == PACKABLE
+    handle.remove()
+
+    def fail(*_: Any) -> None:
+        raise Broken
+
+    handle = model.lm_head.register_forward_pre_hook(fail)
+    with pytest.raises(Broken):
+        fed(runner, [[1, 4]], [0, 1], packs=True)
+    handle.remove()
+    assert model.config._attn_implementation == PACKABLE
+
+
+def test_other_threads_use_the_model_meanwhile() -> None:
+    model = tiny_model("llama", WIDTH)
+    runner = Runner(model)
+    ids = torch.randint(WIDTH, (2, 9), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = model(ids).logits
+    wanted, _ = fed(runner, [[1, 5], [3, 2]], [0, 1], packs=True)
+
+    def plain(_: int) -> None:
+        with torch.inference_mode():
+            torch.testing.assert_close(model(ids).logits, expected)
+
+    def packed(_: int) -> None:
+        for one, two in zip(fed(runner, [[1, 5], [3, 2]], [0, 1], packs=True)[0], wanted, strict=True):
+            torch.testing.assert_close(one, two)
+
+    with ThreadPoolExecutor(4) as threads:
+        done = [threads.submit(work, turn) for turn in range(20) for work in (plain, packed)]
+        for each in done:
+            each.result()
+    assert model.config._attn_implementation == PACKABLE
+
+
+def test_models_that_attend_in_their_own_way_are_padded() -> None:
+    assert not tiny_runner("llama", "eager").packs
+    assert not scripted_engine()._runner.packs  # it says that it attends by SDPA
