@@ -172,40 +172,6 @@ def test_lookup_goes_on_with_a_word_of_the_prompt() -> None:
     assert result.stats.num_forward_passes == 2
 
 
-def test_values_begin_with_a_name_or_number_of_the_prompt() -> None:
-    text = '{"name": "Ann", "age": 41, "home": "Oslo", "ids": [7, 12]}'
-    engine = scripted_engine(["Ann", "Lee", "Oslo", '{"name": "', '", "age": ', ', "home": "'], drafters=["values"])
-    prompt = "Say Ann Lee, 41, from Oslo, no 7."
-    engine.model.script = favouring(text, engine.tokenizer, num_prompt=len(engine.tokenizer(prompt)["input_ids"]))
-    schema = {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string"},
-            "age": {"type": "integer"},
-            "home": {"type": "string"},
-            "ids": {"type": "array", "items": {"type": "integer"}},
-        },
-        "required": ["name", "age", "home", "ids"],
-    }
-    result = engine.generate(prompt, jf.json_schema(schema))
-    assert result.text == text
-    drafted = [
-        engine.vocabulary.token_bytes[token] for token, by in zip(result.token_ids, result.sources, strict=True) if by
-    ]
-    # `Say` was bid and refused; then the words behind the one before, and for a number only numbers.
-    assert b" ".join(drafted) == b"4 1 O s l o 7"
-
-
-def test_a_value_that_was_refused_is_not_bid_again() -> None:
-    engine = scripted_engine(drafters=["values"])
-    engine.model.script = favouring('["", "", "", "", ""]', engine.tokenizer, num_prompt=3)
-    grammar = jf.json_schema({"type": "array", "items": {"type": "string"}, "minItems": 5, "maxItems": 5})
-    result = engine.generate("Ann", grammar)
-    assert result.parsed == [""] * 5
-    account = result.stats.sources["values"]
-    assert (account.num_proposed, account.num_accepted) == (len("Ann"), 0)
-
-
 def test_guesses_are_what_the_model_said_in_rejected_rows() -> None:
     # The model writes `{` and `"` for the forced `{"`, and would go on with `b` either way.
     engine = scripted_engine(['{"'], drafters=["guesses", "forced"])

@@ -13,13 +13,12 @@ from jumpforward.decoding.guesses import RejectedRows
 from jumpforward.decoding.lookup import CopiedText
 from jumpforward.decoding.memory import DEFAULT_MEMORY_BYTES, MEMORY_SCOPES, EarlierTokens, MemoryScope, memory_for
 from jumpforward.decoding.pace import Paces
-from jumpforward.decoding.values import CopiedValues
 from jumpforward.engine.limits import EngineLimits
 from jumpforward.errors import OptionError
 from jumpforward.matching.compiler import GrammarCompiler
 
 # The order decides between bids of the same worth.
-DEFAULT_DRAFTERS = ("guesses", "memory", "forced", "formats", "lookup", "values")
+DEFAULT_DRAFTERS = ("guesses", "memory", "forced", "formats", "lookup")
 
 
 class EngineOptions(EngineLimits, total=False):
@@ -68,7 +67,6 @@ class Drafting:
             "forced": lambda: ForcedText(boundary),
             "formats": lambda: FixedFormats(boundary, lambda grammar: compiler.pushdown(grammar).matcher()),
             "lookup": lambda: CopiedText(boundary),
-            "values": lambda: CopiedValues(boundary),
         }
         made = [_made(each, makers) for each in drafters]
         names = [drafter.name for drafter in made]
