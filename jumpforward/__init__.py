@@ -34,6 +34,7 @@ from jumpforward.errors import (
     RollbackUnsupportedError,
     TokenizerError,
     TokenRejectedError,
+    VocabularyMismatchError,
 )
 from jumpforward.grammar.spec import Grammar, choice, ebnf, json_schema, lark, regex, structural_tag
 from jumpforward.stats import Provenance, Stats
@@ -81,6 +82,7 @@ __all__ = [
     "TextPieces",
     "TokenRejectedError",
     "TokenizerError",
+    "VocabularyMismatchError",
     "choice",
     "ebnf",
     "hf",

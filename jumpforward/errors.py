@@ -8,6 +8,7 @@
     ├── TokenizerError                the tokenizer cannot be used (also a ValueError)
     ├── ModelError                    the model cannot be used (also a ValueError)
     │   ├── ModelNotFoundError        no such model, here or on the hub
+    │   ├── VocabularyMismatchError   a draft model's ids stand for other text than the model's
     │   └── RollbackUnsupportedError  the model's cache cannot be cropped, and the policy needs that
     ├── RequestTooLongError           prompt and output never fit into the engine's cache (also a ValueError)
     ├── MemoryFileError               a file with what earlier outputs left cannot be read (also a ValueError)
@@ -52,6 +53,7 @@ __all__ = [
     "RollbackUnsupportedError",
     "TokenRejectedError",
     "TokenizerError",
+    "VocabularyMismatchError",
 ]
 
 
@@ -110,8 +112,15 @@ class ModelNotFoundError(ModelError):
     """No model of that name here or on the hub."""
 
 
+class VocabularyMismatchError(ModelError):
+    """A draft model has another tokenizer than the model: its ids stand for other text, or they are too few."""
+
+
 class RollbackUnsupportedError(ModelError):
-    """The policy verifies drafts, which needs a cache that can be cropped, and this model has none."""
+    """The policy verifies drafts, which needs a cache that can be cropped, and this model has none.
+
+    A draft model needs such a cache too.
+    """
 
 
 class RequestTooLongError(JumpForwardError, ValueError):

@@ -20,6 +20,10 @@ class Cost(NamedTuple):
     pass_s: float
     row_s: float
 
+    def of(self, num_rows: int) -> float:
+        """Return the seconds that a pass of so many rows takes."""
+        return self.pass_s + num_rows * self.row_s
+
 
 class PassCosts(Protocol):
     """What passes cost."""
@@ -33,13 +37,21 @@ class PassCosts(Protocol):
         """Take note of a pass over so many rows, padding included."""
         ...
 
+    def for_draft_model(self) -> PassCosts:
+        """Return what passes of a draft model cost, of which nothing is known if it is to be measured."""
+        ...
+
 
 @dataclass(frozen=True)
 class FixedCosts:
-    """Costs that are known. Drafts then depend on tokens alone, and not on clocks."""
+    """Costs that are known. Drafts then depend on tokens alone, and not on clocks.
+
+    ``draft_s`` is what a pass of a draft model takes, however many rows it has.
+    """
 
     pass_s: float
     row_s: float
+    draft_s: float = 0.0
 
     @property
     def now(self) -> Cost:
@@ -48,6 +60,10 @@ class FixedCosts:
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Do nothing."""
+
+    def for_draft_model(self) -> FixedCosts:
+        """Return the costs of a draft model's passes."""
+        return FixedCosts(self.draft_s, 0.0)
 
 
 class MeasuredCosts:
@@ -75,6 +91,10 @@ class MeasuredCosts:
             recent = self._recent.setdefault(num_rows.bit_length(), deque(maxlen=_NUM_RECENT))
             recent.append((seconds, num_rows))
             self._cost = self._fitted()
+
+    def for_draft_model(self) -> MeasuredCosts:
+        """Return costs of which nothing is known."""
+        return MeasuredCosts()
 
     def _fitted(self) -> Cost:
         """Return the line of least squares, drawn towards the prior slope where there is little to tell it from."""

@@ -18,6 +18,8 @@ from jumpforward.vocab.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import numpy as np
 
+    from jumpforward.decoding.sampling import Sampler
+
 
 class Bid(NamedTuple):
     """Tokens that may come next, in order, and how likely each of them is if those before it are right.
@@ -32,16 +34,37 @@ class Bid(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """What is known of a request before its first token."""
+    """What is known of a request before its first token; ``sampler`` is what draws its tokens."""
 
     prompt_ids: Sequence[int]
     grammar: Grammar
     vocabulary: Vocabulary
+    sampler: Sampler
 
     @cached_property
     def prompt_bytes(self) -> bytes:
         """The prompt's text; special tokens have none."""
         return self.vocabulary.text_bytes(self.prompt_ids)
+
+
+class Stake(NamedTuple):
+    """What there is to win for a source that takes its time, at the place where it is asked.
+
+    Attributes:
+        reach: how likely the draft is right up to here.
+        rival: how likely the best token is right that others bid here.
+        bar: how likely a token must be reached and right to be worth its row.
+        token_s: what a token costs just now, in seconds: what one more is worth.
+    """
+
+    reach: float
+    rival: float
+    bar: float
+    token_s: float
+
+    def gain_s(self, confidence: float) -> float:
+        """Return the seconds that a token of this confidence is likely to save, beyond what there is without it."""
+        return (self.reach * confidence - max(self.reach * self.rival, self.bar)) * self.token_s
 
 
 class DraftView:
@@ -56,9 +79,11 @@ class DraftView:
         num_output: how many of ``output_ids`` are the output's own.
         matcher: the request's own, moved along the draft. Query it; fork it before moving it.
         mask: the legal tokens, packed: int32, shape (ceil(width / 32),); see :meth:`allows`.
+        stake: what there is to win here; only slow sources are told.
+        spent_s: the seconds that slow sources took for this draft; they add to it.
     """
 
-    __slots__ = ("mask", "matcher", "num_output", "output_bytes", "output_ids", "prompt_ids")
+    __slots__ = ("mask", "matcher", "num_output", "output_bytes", "output_ids", "prompt_ids", "spent_s", "stake")
 
     def __init__(
         self, prompt_ids: Sequence[int], output_ids: list[int], output_bytes: bytearray, matcher: Matcher
@@ -69,6 +94,8 @@ class DraftView:
         self.num_output = len(output_ids)
         self.matcher = matcher
         self.mask: np.ndarray
+        self.stake: Stake
+        self.spent_s = 0.0
 
     def allows(self, token: int) -> bool:
         """Whether a token is legal here."""
@@ -114,9 +141,12 @@ class Drafter:
 
     Attributes:
         name: what it is called in accounts; one source of a kind to an engine.
+        is_slow: whether its bids take about as long as a forward pass. It is then asked behind the others, and is
+            told what there is to win; see :class:`~jumpforward.decoding.allowance.Allowance`.
     """
 
     name: str
+    is_slow = False
 
     def start(self, request: DraftRequest) -> Drafter | None:  # noqa: ARG002  (for those who want it)
         """Return the source of one request: this one, or one that is made for it; None where it has nothing to say."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jumpforward.decoding.drafter import Drafter, DraftRequest, DraftView, Outcome
+from jumpforward.decoding.drafter import Drafter, DraftRequest, DraftView, Outcome, Stake
 from jumpforward.decoding.forced import FORCED
 from jumpforward.decoding.pace import MAX_GUESSES, Claim, Pace
 from jumpforward.matching.matcher import Matcher
@@ -95,6 +95,9 @@ class DraftBuilder:
         """
         started = (drafter.start(request) for drafter in drafters)
         self._drafters = [drafter for drafter in started if drafter is not None]
+        self._quick = [source for source, drafter in enumerate(self._drafters) if not drafter.is_slow]
+        self._slow = [source for source, drafter in enumerate(self._drafters) if drafter.is_slow]
+        self._spent_s = 0.0  # by slow sources, for the last draft
         self._request = request
         self._pace = pace
         self._counters = counters
@@ -116,9 +119,11 @@ class DraftBuilder:
         self._spell(output_ids)
         view = DraftView(self._request.prompt_ids, list(output_ids), self._output_bytes, matcher)
         len_before = len(self._output_bytes)
+        stake = Stake(1.0, 0.0, self._pace.bar(num_sharing), self._pace.token_s(num_sharing))
         try:
-            self._walk(draft, view, bitmask, num_left, self._pace.bar(num_sharing))
+            self._walk(draft, view, bitmask, num_left, stake)
         finally:  # also where a source raises
+            self._spent_s = view.spent_s
             matcher.rollback(len(draft.tokens))
             del self._output_bytes[len_before:]
         if draft.has_next and draft.tokens and not bitmask[len(draft.tokens)].any():
@@ -131,12 +136,12 @@ class DraftBuilder:
             self._output_bytes += self._request.vocabulary.text_bytes(output_ids[self._num_spelled :])
             self._num_spelled = len(output_ids)
 
-    def _walk(self, draft: Draft, view: DraftView, bitmask: torch.Tensor, num_left: int, bar: float) -> None:
+    def _walk(self, draft: Draft, view: DraftView, bitmask: torch.Tensor, num_left: int, stake: Stake) -> None:
         """Move the view's matcher ahead, and write down the way in ``draft`` and in the view."""
         matcher = view.matcher
         words = bitmask.numpy()
         running: list[_Running] = []
-        reach, num_guesses = 1.0, 0
+        num_guesses = 0
         while draft.has_next:
             row = len(draft.tokens)
             matcher.fill_bitmask(bitmask, row)
@@ -145,14 +150,15 @@ class DraftBuilder:
             token, claim = (only_token(words[row]) if self._skips_certain else None), None
             if token is None:
                 view.mask = words[row]
-                best, worth = self._best(view, running, may_guess=num_guesses < MAX_GUESSES)
+                best, worth = self._best(view, running, stake, may_guess=num_guesses < MAX_GUESSES)
                 if best is None:
                     break
-                if reach * worth < bar:
+                reach = stake.reach * worth
+                if reach < stake.bar:
                     self._pace.refuse(best.claim)
                     break
                 token, claim = best.token, best.claim
-                reach *= worth
+                stake = stake._replace(reach=reach)
                 num_guesses += not best.is_forced
             if not matcher.consume(token):
                 break
@@ -188,15 +194,19 @@ class DraftBuilder:
                 break
             self._append(draft, view, running, token, None, num_left)
 
-    def _best(self, view: DraftView, running: list[_Running], *, may_guess: bool) -> tuple[_Running | None, float]:
+    def _best(
+        self, view: DraftView, running: list[_Running], stake: Stake, *, may_guess: bool
+    ) -> tuple[_Running | None, float]:
         """Ask the sources that have no bid running; return the best bid for a legal token, and its worth."""
         best, most = self._worthiest(view, running, may_guess)
         if best is not None and most >= _SURE and not best.claim.is_first:
             return best, most
-        asked = [bid.source for bid in running]
-        for source, drafter in enumerate(self._drafters):
-            if source not in asked and (may_guess or drafter.name == FORCED):
-                self._ask(source, drafter, view, running)
+        self._ask(self._quick, view, running, may_guess)
+        best, most = self._worthiest(view, running, may_guess)
+        if not self._slow or not may_guess:
+            return best, most
+        view.stake = stake._replace(rival=most)
+        self._ask(self._slow, view, running, may_guess)
         return self._worthiest(view, running, may_guess)
 
     def _worthiest(self, view: DraftView, running: list[_Running], may_guess: bool) -> tuple[_Running | None, float]:
@@ -209,7 +219,15 @@ class DraftBuilder:
                     best, best_worth, most = bid, worth, rank
         return best, best_worth
 
-    def _ask(self, source: int, drafter: Drafter, view: DraftView, running: list[_Running]) -> None:
+    def _ask(self, sources: Sequence[int], view: DraftView, running: list[_Running], may_guess: bool) -> None:
+        """Ask those of the sources that have no bid running."""
+        asked = [bid.source for bid in running]
+        for source in sources:
+            drafter = self._drafters[source]
+            if source not in asked and (may_guess or drafter.name == FORCED):
+                self._ask_one(source, drafter, view, running)
+
+    def _ask_one(self, source: int, drafter: Drafter, view: DraftView, running: list[_Running]) -> None:
         start_s = time.perf_counter()
         try:
             bid = drafter.propose(view)
@@ -237,7 +255,7 @@ class DraftBuilder:
             if claim is not None
         ]
         num_rows = draft.open_rows[-1] + 1 if draft.open_rows else 0
-        self._pace.learn(judged, num_kept, num_rows)
+        self._pace.learn(judged, num_kept, num_rows, self._spent_s)
         num_before = len(output_ids) - num_kept
         outcome = Outcome(output_ids, num_before, len(self._output_bytes), draft.tokens, choices, accepted)
         for drafter in self._drafters:

