@@ -302,8 +302,7 @@ def test_formats_draft_the_layout_that_an_output_keeps_to(text: str) -> None:
 def test_formats_fall_silent_where_an_output_keeps_to_none() -> None:
     engine = scripted_engine(drafters=["formats"])
     text = '{ "ab" :true}'
-    prompt = "Say Ann Lee, 41, from Oslo, no 7."
-    engine.model.script = favouring(text, engine.tokenizer, num_prompt=len(engine.tokenizer(prompt)["input_ids"]))
+    engine.model.script = favouring(text, engine.tokenizer)
     schema = {"type": "object", "properties": {"ab": {"type": "boolean"}}, "required": ["ab"]}
     result = engine.generate("a", jf.json_schema(schema, whitespace="flexible"))
     assert result.text == text
