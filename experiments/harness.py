@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-ERR = Console(stderr=True)  # tables and progress; standard output has the one JSON object
+# Tables and progress, as wide as they are where it is no terminal; standard output has the one JSON object.
+ERR = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
 COLOURS = ("#0f8b8d", "#e0a458", "#7b6fd0", "#c8553d", "#5c8d4e", "#8c8c8c")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
