@@ -92,8 +92,8 @@ def start(engine: jf.Engine, grammar: jf.Grammar, policy: str, **options: Any) -
 def step(engine: jf.Engine, run: Run) -> None:
     """Make at least one token with at most one pass, as a loop with nothing else in it does."""
     if num_tokens := run.prepare():
-        ((piece, chosen, logprobs),) = ask(engine._runner, [run], [num_tokens])
-        run.take(piece, chosen, logprobs)
+        (answer,) = ask(engine._runner, [run], [num_tokens])
+        run.take(*answer)
 
 
 def favouring(

@@ -192,6 +192,31 @@ def test_guesses_are_what_the_model_said_in_rejected_rows() -> None:
     assert result.stats.sources["guesses"].num_accepted == 1
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_guesses_are_drawn_again_for_their_new_place(seed: int) -> None:
+    # The same as above, but what follows is drawn from eight letters: in other tokens it has another random number.
+    engine = scripted_engine(['{"'], drafters=["guesses", "forced"])
+    encode = engine.tokenizer.convert_tokens_to_ids
+    letters = [encode(letter) for letter in "abcdefgh"]
+
+    def script(ids: Any) -> Any:
+        logits = np.full(len(engine.tokenizer), -30.0, dtype=np.float32)
+        last = engine.tokenizer.convert_ids_to_tokens(ids[-1])
+        if last in ("{", '"', '{"'):
+            logits[encode('"') if last == "{" else letters] = 0.0
+        else:
+            logits[[encode("{"), encode("}")]] = 0.0
+        return logits
+
+    engine.model.script = script
+    grammar, draws = jf.regex(r'\{"[a-h]\}'), {"temperature": 1.0, "seed": seed}
+    result = engine.generate("a", grammar, **draws)
+    assert result.token_ids == engine.generate("a", grammar, policy="masked", **draws).token_ids
+    assert result.token_ids[:2] == [encode("{"), encode('"')]
+    assert result.sources[2] == "guesses"
+    assert result.stats.sources["guesses"].num_rejected == 0
+
+
 # --- the user's own ----------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ choice, under the same mask and the same random number, is that token.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +17,7 @@ from jumpforward.vocab.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from jumpforward.decoding.sampling import Sampler
 
@@ -123,6 +124,8 @@ class Outcome:
             token that it refused. None where no legal token had a finite logit. Where only one token was legal the
             model was not asked.
         num_accepted: how many of the draft's tokens are in the output.
+        scores: what the choices were drawn from, by the same indices: masked logits, shape (width,). None are there
+            where nothing is drawn.
     """
 
     output_ids: Sequence[int]
@@ -131,6 +134,7 @@ class Outcome:
     tokens: Sequence[int]
     choices: Mapping[int, int | None]
     num_accepted: int
+    scores: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
 
 class Drafter:

@@ -242,6 +242,7 @@ class DraftBuilder:
         output_ids: Sequence[int],
         choices: Mapping[int, int | None],
         num_kept: int,
+        scores: Mapping[int, torch.Tensor],
     ) -> None:
         """Tell the sources, and the account, what became of a draft; ``num_kept`` tokens joined the output."""
         if not self._drafters:
@@ -257,7 +258,7 @@ class DraftBuilder:
         num_rows = draft.open_rows[-1] + 1 if draft.open_rows else 0
         self._pace.learn(judged, num_kept, num_rows, self._spent_s)
         num_before = len(output_ids) - num_kept
-        outcome = Outcome(output_ids, num_before, len(self._output_bytes), draft.tokens, choices, accepted)
+        outcome = Outcome(output_ids, num_before, len(self._output_bytes), draft.tokens, choices, accepted, scores)
         for drafter in self._drafters:
             start_s = time.perf_counter()
             try:

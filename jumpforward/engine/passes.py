@@ -20,6 +20,7 @@ class Answer(NamedTuple):
     piece: Piece
     chosen: list[int | None]
     logprobs: torch.Tensor | None
+    scores: torch.Tensor | None
 
 
 def ask(runner: Runner, runs: Sequence[Run], num_tokens: Sequence[int]) -> list[Answer]:
@@ -58,14 +59,16 @@ def _answers(runner: Runner, runs: Sequence[Run], pieces: Sequence[Piece]) -> li
         wants = [run.request.logprobs for run in runs]
         # Before choosing, which overwrites the logits.
         logprobs = [kept.log_softmax(-1) if wanted else None for kept, wanted in zip(logits, wants, strict=True)]
-        chosen = _choose(runs, pieces, logits)
-    return [Answer(*answer) for answer in zip(pieces, chosen, logprobs, strict=True)]
+        chosen, scores = _choose(runs, pieces, logits)
+    return [Answer(*answer) for answer in zip(pieces, chosen, logprobs, scores, strict=True)]
 
 
-def _choose(runs: Sequence[Run], pieces: Sequence[Piece], logits: Sequence[torch.Tensor]) -> list[list[int | None]]:
-    """Return for each run the model's choice at each row of its piece."""
+def _choose(
+    runs: Sequence[Run], pieces: Sequence[Piece], logits: Sequence[torch.Tensor]
+) -> tuple[list[list[int | None]], list[torch.Tensor | None]]:
+    """Return for each run the model's choice at each row of its piece, and what it was drawn from, if it was."""
     if not any(piece.rows for piece in pieces):
-        return [[] for _ in pieces]
+        return [[] for _ in pieces], [None for _ in pieces]
     asked = [
         kept if len(kept) == len(piece.asked) else kept[[place - piece.keep[0] for place in piece.asked]]
         for piece, kept in zip(pieces, logits, strict=True)
@@ -76,7 +79,10 @@ def _choose(runs: Sequence[Run], pieces: Sequence[Piece], logits: Sequence[torch
     for run, piece in zip(runs, pieces, strict=True):
         num_output = len(run.sequence.output_ids)
         requests.append((run.sampler, [num_output + row for row in piece.rows]))
-    return choose_tokens(_joined(lines), _joined(masks).to(lines[0].device), requests)
+    joined = _joined(lines)
+    chosen = choose_tokens(joined, _joined(masks).to(joined.device), requests)
+    parts = torch.split(joined, [len(piece.rows) for piece in pieces])
+    return chosen, [None if run.sampler.seed is None else part for run, part in zip(runs, parts, strict=True)]
 
 
 def _processed(run: Run, piece: Piece, logits: torch.Tensor) -> torch.Tensor:

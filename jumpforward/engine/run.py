@@ -122,6 +122,7 @@ class Run:
         self.bitmask = xgrammar.allocate_token_bitmask(max_draft + 1, runner.width)
         self._draft: Draft | None = None  # what is to be fed; and the model's choices for its rows so far
         self._choices: dict[int, int | None] = {}
+        self._scores: dict[int, torch.Tensor] = {}
         # The output index of the first line, and log-probabilities, shape (kept, width), of each piece.
         self._asked: list[tuple[int, torch.Tensor]] = []
 
@@ -186,13 +187,16 @@ class Run:
             return Piece(ids, rows, asked, asked)
         return Piece(ids, rows, asked, range(max(0, len(self.sequence.prompt_ids) - 1 - cached), num_tokens))
 
-    def take(self, piece: Piece, chosen: Ids[int | None], logprobs: torch.Tensor | None) -> None:
+    def take(
+        self, piece: Piece, chosen: Ids[int | None], logprobs: torch.Tensor | None, scores: torch.Tensor | None
+    ) -> None:
         """Take what the model says to a piece that is cached by now; settle once all that was prepared is.
 
         Args:
             piece: what was fed.
             chosen: the model's choice for each of the piece's rows.
             logprobs: log-probabilities behind the places that the piece keeps, shape (kept, width), if requested.
+            scores: the masked logits that the choices were drawn from, shape (rows, width); None where none was.
 
         Raises:
             GenerationError: the model has no finite logit for a legal token. Ids, text, matcher and cache are then
@@ -200,6 +204,8 @@ class Run:
         """
         draft = self._pending()
         self._choices.update(zip(piece.rows, chosen, strict=True))
+        if scores is not None:
+            self._scores.update(zip(piece.rows, scores, strict=True))
         if logprobs is not None and piece.keep:
             first = self.row.length - len(piece.ids) + piece.keep[0] + 1 - len(self.sequence.prompt_ids)
             self._asked.append((first, logprobs))
@@ -219,9 +225,9 @@ class Run:
     def _settle(self, draft: Draft) -> None:
         """Append what is kept of a draft, and make the cache hold no more than that."""
         num_before = len(self.sequence.output_ids)
-        choices = self._choices
+        choices, scores = self._choices, self._scores
         kept = verify(draft, choices)
-        self._draft, self._choices = None, {}
+        self._draft, self._choices, self._scores = None, {}, {}
         try:
             for each in kept:
                 self._append(each)
@@ -232,7 +238,7 @@ class Run:
             count(draft, kept, self.counters)
             self._crop(len(self.sequence) - 1)  # the last token is fed for what comes behind it
             self._note_logprobs()
-        self._builder.learn(draft, self.sequence.output_ids, choices, len(kept))
+        self._builder.learn(draft, self.sequence.output_ids, choices, len(kept), scores)
         if self.is_finished:
             self._commit()
 
