@@ -1,6 +1,6 @@
 """Which law over texts does each policy have, and how far is it from masked sampling and from the model itself?
 
-    python experiments/finite_languages.py [--quick] [--lost 1e-7]
+    python experiments/finite_languages.py [--quick] [--lost 5e-7]
 
 Languages that can be listed, at temperature 1. The laws are over texts, not tokens: every token path of a text counts.
 
@@ -17,9 +17,10 @@ Languages that can be listed, at temperature 1. The laws are over texts, not tok
   alone       the same with the tokenizer's tokens of the forced text by itself, all of it
 
 Total variation to masked is what spelling does (tokenization distortion); total variation of masked to the ideal is
-what local masking does. KL is of the policy's law from the other, in nats. Paths too unlikely to matter are cut off;
-their mass, under `lost`, is in the results. The first language has a scripted model: two first tokens with 1/2 each,
-behind which the only legal one has 1/10 and 9/10. The last line of standard output is one JSON object.
+what local masking does. KL is of the policy's law from the other, in nats. Paths that are too unlikely are cut off, the
+same ones for masked and exact; their mass, under `lost`, is in the results. The first language has a scripted model:
+two first tokens with 1/2 each, behind which the only legal one has 1/10 and 9/10. The last line of standard output is
+one JSON object.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from typing import Any
 import harness
 import numpy as np
 from language_laws import FIRST_CUT, POLICIES, Kit, Language, Law, Says, Walk, canonical_weights, laws
-from rich.progress import track
 from scipy.special import rel_entr
 
 import jumpforward as jf
@@ -46,6 +46,8 @@ PEOPLE = {
 
 WORDS = ["interest", "interested", "interesting", "internal", "international", "internet"]
 
+MOST_VARIATION = 1e-6  # of what must be the same law
+MOST_PLACES = 3000  # at which the model is asked: then more may be lost
 MONTHS = ["Jan", "Jun", "Jul"]
 
 
@@ -55,7 +57,7 @@ def asked(question: str, system: str | None = None) -> Prompt:
 
 
 def languages() -> list[Language]:
-    """Return the languages that the real model is asked about, the smallest last."""
+    """Return the languages that the real model is asked about, the smallest first."""
     people = [json.dumps({"name": name, "age": age}) for name in ("Paul", "John") for age in (20, 30)]
     person = "Extract the person as JSON: Paul, a carpenter from Leeds, will be 30 in May."
     schema = jf.json_schema(PEOPLE)
@@ -65,12 +67,12 @@ def languages() -> list[Language]:
     when = "The fair opens on the first day of the seventh month of 2026. Answer with the date only, written as"
     word = "Fill in the gap with one word, as a JSON string: She was very ___ in old maps."
     return [
+        Language("ISO dates", jf.choice(iso), iso, asked(f"{when} in 2025-12-24.")),
+        Language("dates", jf.choice(dates), dates, asked(f"{when} in '24 Dec'.")),
+        Language("words", jf.choice(WORDS), WORDS, asked(word.replace(", as a JSON string", ""))),
+        Language("enum", jf.json_schema({"enum": WORDS}), [json.dumps(each) for each in WORDS], asked(word)),
         Language("object", schema, people, asked(person)),
         Language("object, format shown", schema, people, asked(person, shown)),
-        Language("enum", jf.json_schema({"enum": WORDS}), [json.dumps(each) for each in WORDS], asked(word)),
-        Language("words", jf.choice(WORDS), WORDS, asked(word.replace(", as a JSON string", ""))),
-        Language("dates", jf.choice(dates), dates, asked(f"{when} in '24 Dec'.")),
-        Language("ISO dates", jf.choice(iso), iso, asked(f"{when} in 2025-12-24.")),
     ]
 
 
@@ -99,15 +101,16 @@ def measure(kit: Kit, language: Language, most_lost: float) -> dict[str, Any]:
         raise RuntimeError(f"the grammar of {language.name!r} does not accept {disagreeing}")
     canonical = canonical_weights(says)
     cut = FIRST_CUT
-    while (found := laws(says, cut, sum(canonical.values()))).lost > most_lost:
-        cut /= 10
+    while (found := laws(says, cut, sum(canonical.values()))).lost > most_lost and says.num_known < MOST_PLACES:
+        cut /= 4
     masked, ideal = found.masked, normalised(found.ideal)
     policies = {}
     for policy in POLICIES:
         walk = Walk(says, language, policy, cut)
         policies[policy] = {**_distances(walk.law, masked, ideal), "num_runs": walk.num_runs, "lost": walk.lost}
     policies["ideal, canonical tokens"] = _distances(normalised(canonical), masked, ideal)
-    return {
+    _check(language.name, policies)
+    measured = {
         "num_texts": len(says.texts),
         "num_token_paths": found.num_paths,
         "num_places_asked": says.num_known,
@@ -118,6 +121,8 @@ def measure(kit: Kit, language: Language, most_lost: float) -> dict[str, Any]:
         "ideal": {text.decode(): round(ideal.get(text, 0.0), 6) for text in says.texts},
         "policies": policies,
     }
+    _show(language.name, measured)
+    return measured
 
 
 def _distances(law: Law, masked: Law, ideal: Law) -> dict[str, Any]:
@@ -152,34 +157,30 @@ def two_branches() -> tuple[Kit, Language]:
 def main() -> None:
     """Measure every language, and hold `exact` to `masked`."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--lost", type=float, default=1e-7, help="the most mass that may be cut off")
+    parser.add_argument("--lost", type=float, default=5e-7, help="the most mass that may be cut off")
     options = parser.parse_args()
     scripted, branches = two_branches()
     results = {branches.name: measure(scripted, branches, options.lost)}
     kit = Kit(jf.Engine.from_pretrained(options.model, dtype="float32"))
-    for language in track(languages()[-2 if options.quick else 0 :], console=harness.ERR):
+    for language in languages()[: 2 if options.quick else None]:
         results[language.name] = measure(kit, language, options.lost)
-    _check(results)
-    _show(results)
     _plot(options, results)
     harness.finish("finite_languages", harness.conditions(options, temperature=1.0), results=results)
 
 
-def _check(results: Mapping[str, Any]) -> None:
-    for name, found in results.items():
-        for policy in ("masked", "exact"):
-            if (distance := found["policies"][policy]["variation_to_masked"]) >= 1e-6:
-                raise RuntimeError(f"{name}: {policy!r} is {distance:.2e} from masked sampling, expected under 1e-6")
+def _check(name: str, policies: Mapping[str, Any]) -> None:
+    for policy in ("masked", "exact"):
+        if (distance := policies[policy]["variation_to_masked"]) >= MOST_VARIATION:
+            raise RuntimeError(f"{name}: expected {policy!r} within {MOST_VARIATION} of masked, got {distance:.2e}")
 
 
-def _show(results: Mapping[str, Any]) -> None:
-    for name, found in results.items():
-        rows = [
-            (policy, *(f"{row[key]:.6f}" for key in list(row)[:4]), row.get("num_runs", ""))
-            for policy, row in found["policies"].items()
-        ]
-        title = f"{name}: {found['num_texts']} texts, {found['num_token_paths']} paths, lost {found['lost']:.1e}"
-        harness.show(title, ["law", "TV masked", "TV ideal", "KL masked", "KL ideal", "runs"], rows)
+def _show(name: str, found: Mapping[str, Any]) -> None:
+    rows = [
+        (policy, *(f"{row[key]:.6f}" for key in list(row)[:4]), row.get("num_runs", ""))
+        for policy, row in found["policies"].items()
+    ]
+    title = f"{name}: {found['num_texts']} texts, {found['num_token_paths']} paths, lost {found['lost']:.1e}"
+    harness.show(title, ["law", "TV masked", "TV ideal", "KL masked", "KL ideal", "runs"], rows)
 
 
 def _plot(options: Any, results: Mapping[str, Any]) -> None:

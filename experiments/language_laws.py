@@ -28,7 +28,7 @@ from jumpforward.vocab.vocabulary import Vocabulary
 
 Law = Mapping[bytes, float]
 
-FIRST_CUT = 1e-8  # paths with less mass are left out; lowered until what is lost is little enough
+FIRST_CUT = 1e-6  # of a path; lowered until what is lost is little enough
 
 POLICIES = ("masked", "exact", "canonical", "retokenize", "xgrammar", "alone")
 
@@ -103,6 +103,11 @@ class Says:
         self._known: dict[Tokens, np.ndarray] = {}
 
     @property
+    def num_rows(self) -> int:
+        """How many paths the model is asked about at a time."""
+        return self._context.num_rows
+
+    @property
     def num_known(self) -> int:
         """How many paths the model was asked about."""
         return len(self._known)
@@ -164,29 +169,39 @@ def _end(says: Says, path: Tokens) -> float:
 
 
 def laws(says: Says, cut: float, least_weight: float) -> Laws:
-    """Sum over all paths; leave out those that have both a mass below ``cut`` and such a share of the weight."""
+    """Sum over all paths, of mass above ``cut`` for masked, and above that share of the weight for the ideal.
+
+    Behind a path that is kept its likeliest token is kept in any case, as in :class:`Walk`.
+    """
     made = Laws()
     waiting: list[tuple[Tokens, float, float]] = [((), 0.0, 0.0)]
     log_cut, log_weight_cut = np.log(cut), np.log(cut * least_weight)
     while waiting:
-        batch = waiting[-says._context.num_rows :]
+        batch = waiting[-says.num_rows :]
         del waiting[-len(batch) :]
         says.learn([path for path, _, _ in batch])
         for path, mass, weight in batch:
             said = says(path)
-            shares = said - logsumexp(said)
-            for token, weighs, share in zip(says.legal(path), weight + said, mass + shares, strict=True):
+            best = int(said.argmax())
+            children = zip(says.legal(path), weight + said, mass + _shares(said), strict=True)
+            for index, (token, weighs, share) in enumerate(children):
+                kept_share = share if share >= log_cut or index == best else -np.inf
+                kept_weight = weighs if weighs >= log_weight_cut else -np.inf
+                made.lost_masked += np.exp(share) * (kept_share != share)
+                made.lost_ideal += np.exp(weighs) * (kept_weight != weighs)
                 if token in says.kit.vocabulary.end_ids:
                     text = says.kit.vocabulary.text_bytes(path)
-                    made.masked[text] += np.exp(share)
-                    made.ideal[text] += np.exp(weighs)
+                    made.masked[text] += np.exp(kept_share)
+                    made.ideal[text] += np.exp(kept_weight)
                     made.num_paths += 1
-                elif share > log_cut or weighs > log_weight_cut:
-                    waiting.append(((*path, token), share, weighs))
-                else:
-                    made.lost_masked += np.exp(share)
-                    made.lost_ideal += np.exp(weighs)
+                elif max(kept_share, kept_weight) > -np.inf:
+                    waiting.append(((*path, token), kept_share, kept_weight))
     return made
+
+
+def _shares(said: np.ndarray) -> np.ndarray:
+    """Return log-probabilities under the mask."""
+    return said - logsumexp(said)
 
 
 class Cells:
@@ -255,8 +270,7 @@ class Walk:
         legal = np.flatnonzero(np_bits(words)).tolist()
         if legal != self._says.legal(path):
             raise RuntimeError(f"behind {path} the engine permits {legal}, and the language {self._says.legal(path)}")
-        said = self._says(path)
-        shares = np.exp(said - logsumexp(said))
+        shares = np.exp(_shares(self._says(path)))
         if len(drawn) < len(decisions):
             at = legal.index(decisions[len(drawn)])
             return legal[at], float(shares[at])
