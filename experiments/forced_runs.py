@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import xgrammar
 
@@ -20,9 +19,11 @@ class Run:
     """One draft of forced text, and what became of it."""
 
     kind: str
-    mass: float  # of all other spellings, under the mask
+    mass: float  # of all that is not the draft, under the mask
+    mass_beyond: float  # of that, of tokens that go on behind the run's end
     is_likeliest: bool  # each of its tokens is the likeliest legal one
     is_rejected: bool
+    is_beyond: bool  # rejected for a token that goes on behind the run's end
     refused: tuple[str, str] | None  # the draft token and the model's choice in its place
 
 
@@ -39,6 +40,7 @@ class Observer(Drafter):
         self.runs = []
         self._vocabulary, self._matcher = vocabulary, matcher
         self._bitmask = xgrammar.allocate_token_bitmask(1, vocabulary.width)
+        self._lengths = torch.tensor([len(data) for data in vocabulary.token_bytes])
         self._said: dict[tuple[int, ...], torch.Tensor] = {}
         self._len_run_bytes = 0  # where the last run ends in the output
 
@@ -64,30 +66,35 @@ class Observer(Drafter):
             raise RuntimeError(f"expected a legal token, got {token}")
 
     def _note(self, outcome: Outcome) -> None:
-        steps = self._steps(outcome)
-        is_rejected = outcome.num_accepted < len(outcome.tokens)
+        text_bytes, accepted = self._vocabulary.text_bytes, outcome.num_accepted
         kind = "rest" if outcome.len_before_bytes < self._len_run_bytes else "later" if outcome.num_before else "first"
-        text_bytes = self._vocabulary.text_bytes
         self._len_run_bytes = outcome.len_before_bytes + len(text_bytes(outcome.tokens))
-        refused = None
-        if is_rejected:
-            pair = outcome.tokens[outcome.num_accepted], outcome.output_ids[-1]
-            refused = tuple(text_bytes([token]).decode(errors="replace") for token in pair)
-        mass = 1 - float(np.exp(sum(logprob for logprob, _ in steps)))
-        self.runs.append(Run(kind, mass, all(is_likeliest for _, is_likeliest in steps), is_rejected, refused))
+        is_beyond, refused = False, None
+        if is_rejected := accepted < len(outcome.tokens):
+            draft, chosen = (text_bytes([token]) for token in (outcome.tokens[accepted], outcome.output_ids[-1]))
+            is_beyond = len(chosen) > len(text_bytes(outcome.tokens[accepted:]))
+            refused = draft.decode(errors="replace"), chosen.decode(errors="replace")
+        reach, beyond, is_likeliest = self._weigh(outcome)
+        self.runs.append(Run(kind, 1 - reach, beyond, is_likeliest, is_rejected, is_beyond, refused))
 
-    def _steps(self, outcome: Outcome) -> list[tuple[float, bool]]:
-        """Return for each draft token its log-probability under the mask, and whether it is the likeliest."""
+    def _weigh(self, outcome: Outcome) -> tuple[float, float, bool]:
+        """Return the probability of a draft, that of tokens which go on behind its end, and whether greedy keeps it."""
         before = tuple(outcome.output_ids[: outcome.num_before])
-        steps = []
+        reach, beyond, is_likeliest = 1.0, 0.0, True
         for index, token in enumerate(outcome.tokens):
             self._matcher.fill_bitmask(self._bitmask, 0)
             if only_token(self._bitmask.numpy()[0]) is None:
-                logits = self._said[(*before, *outcome.tokens[:index])].clone()[None]
-                xgrammar.apply_token_bitmask_inplace(logits, self._bitmask)
-                steps.append(
-                    (float(torch.log_softmax(logits[0].double(), dim=-1)[token]), int(logits[0].argmax()) == token)
-                )
+                shares = self._shares((*before, *outcome.tokens[:index]))
+                len_rest = len(self._vocabulary.text_bytes(outcome.tokens[index:]))
+                beyond += reach * float(shares[self._lengths > len_rest].sum())
+                is_likeliest &= int(shares.argmax()) == token
+                reach *= float(shares[token])
             self._consume(token)
         self._matcher.rollback(len(outcome.tokens))
-        return steps
+        return reach, beyond, is_likeliest
+
+    def _shares(self, path: tuple[int, ...]) -> torch.Tensor:
+        """Return the probabilities behind an output under the mask: float64, shape (vocab,)."""
+        logits = self._said[path].clone()[None]
+        xgrammar.apply_token_bitmask_inplace(logits, self._bitmask)
+        return torch.softmax(logits[0].double(), dim=-1)

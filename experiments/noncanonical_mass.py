@@ -9,8 +9,10 @@ likeliest legal token.
 
 Predicted from the probabilities behind each draft, and counted in the same runs of the engine (only forced text is
 drafted, and a draft is a whole run). After a rejection the rest of the run is drafted anew, and counts as another: runs
-are told apart into the first of an output, later ones, and rests. Also predicted without the runs that are counted:
-rejections a document by the masses along the greedy output alone, against the mean over seeds.
+are told apart into the first of an output, later ones, and rests. Not all that is refused is a matter of spelling: a
+token that goes on behind the run's end (` false` for a draft that ends with the space) is counted by itself. Also
+predicted without the runs that are counted: rejections a document by the masses along the greedy output alone, against
+the mean over seeds.
 
 Each request is made twice: as it is, and behind a system prompt that shows the document's format (keys and separators
 as the grammar has them, with stand-ins for values). Records, calls and extraction texts of workloads/. The last line of
@@ -98,6 +100,8 @@ def sampled_summary(runs: Sequence[Run]) -> dict[str, Any]:
         "expected_rejections": float(masses.sum()),
         "expected_deviation": float(np.sqrt((masses * (1 - masses)).sum())),
         "num_rejected": int(rejected.sum()),
+        "expected_beyond": float(sum(run.mass_beyond for run in runs)),
+        "num_rejected_beyond": sum(run.is_beyond for run in runs),
         "brier_score": float(((masses - rejected) ** 2).mean()) if runs else None,
         "brier_score_of_the_mean": float(((rejected.mean() - rejected) ** 2).mean()) if runs else None,
     }
@@ -109,6 +113,7 @@ def greedy_summary(runs: Sequence[Run]) -> dict[str, Any]:
         "num_runs": len(runs),
         "num_predicted": sum(not run.is_likeliest for run in runs),
         "num_rejected": sum(run.is_rejected for run in runs),
+        "num_rejected_beyond": sum(run.is_beyond for run in runs),
         "num_agreeing": sum(run.is_rejected != run.is_likeliest for run in runs),
         "expected_if_sampled": float(sum(run.mass for run in runs)),
     }
@@ -209,12 +214,13 @@ def _show(results: dict[str, Any]) -> None:
                     drawn["num_runs"],
                     expected,
                     drawn["num_rejected"],
+                    drawn["num_rejected_beyond"],
                     greedy["num_runs"],
                     greedy["num_predicted"],
                     greedy["num_rejected"],
                 )
             )
-    columns = ["prompt", "runs", "number", "expected", "rejected", "greedy: number", "predicted", "rejected"]
+    columns = ["prompt", "runs", "number", "expected", "rejected", "beyond", "greedy: number", "predicted", "rejected"]
     harness.show("drafts of forced text that were rejected", columns, rows)
     for name, found in results.items():
         lines = [(f"{each['draft']!r}", f"{each['chosen']!r}", each["count"]) for each in found["refused"]]
