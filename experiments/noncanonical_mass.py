@@ -156,11 +156,16 @@ def by_document(greedy: Sequence[Sequence[Run]], sampled: Sequence[Sequence[Sequ
 
 
 def measure(engine: jf.Engine, observer: Observer, requests: Sequence[Any], is_shown: bool, seeds: range) -> Any:
-    """Return everything about one form of the prompt."""
+    """Return everything about one form of the prompt.
+
+    Each request takes the next seeds: a position's noise hangs on the seed alone, and would be the same in all of them.
+    """
     greedy, sampled = [], []
-    for case in track(requests, "format shown" if is_shown else "plain", console=harness.ERR):
+    label = "format shown" if is_shown else "plain"
+    for number, case in enumerate(track(requests, label, console=harness.ERR)):
+        own = [number * len(seeds) + seed for seed in seeds]
         greedy.append(observe(engine, observer, case, is_shown))
-        sampled.append([observe(engine, observer, case, is_shown, temperature=1.0, seed=seed) for seed in seeds])
+        sampled.append([observe(engine, observer, case, is_shown, temperature=1.0, seed=seed) for seed in own])
     every = [run for document in sampled for runs in document for run in runs]
     plain = [run for runs in greedy for run in runs]
     refused = Counter(run.refused for run in every if run.refused)
