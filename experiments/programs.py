@@ -29,9 +29,10 @@ NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 
 
 class Field(NamedTuple):
-    """The pattern of a value, without the quotes around it."""
+    """The pattern of a value, without the quotes around it; and of a string the most characters that it may have."""
 
     pattern: str
+    max_length: int | None = None
 
 
 class Hole(NamedTuple):
@@ -41,11 +42,13 @@ class Hole(NamedTuple):
         known: the text in front of it, from the closing character of the hole before.
         value: the pattern of what may stand in it.
         closing: the character that ends it.
+        max_length: the most characters of a string; None for other values.
     """
 
     known: str
     value: str
     closing: str
+    max_length: int | None
 
     @property
     def pattern(self) -> str:
@@ -59,6 +62,10 @@ class Program:
 
     holes: tuple[Hole, ...]
     end: str
+
+    def num_full(self, values: Sequence[str]) -> int:
+        """Return how many values are as long as they may be."""
+        return sum(len(value) == hole.max_length for hole, value in zip(self.holes, values, strict=True))
 
     def values(self, text: str) -> list[tuple[int, int]] | None:
         """Return where the values stand in a finished text, in bytes; None if the text is not the program's."""
@@ -80,12 +87,15 @@ def program(schema: Mapping[str, Any]) -> Program:
     texts, values = [""], []
     for piece in _pieces(schema):
         if isinstance(piece, Field):
-            values.append(piece.pattern)
+            values.append(piece)
             texts.append("")
         else:
             texts[-1] += piece
     known = [texts[0], *(text[1:] for text in texts[1:])]
-    holes = (Hole(before, value, behind[0]) for before, value, behind in zip(known, values, texts[1:], strict=False))
+    holes = (
+        Hole(before, value.pattern, behind[0], value.max_length)
+        for before, value, behind in zip(known, values, texts[1:], strict=False)
+    )
     return Program(tuple(holes), known[-1])
 
 
@@ -109,7 +119,8 @@ def _pieces(schema: Mapping[str, Any]) -> Iterator[str | Field]:
             yield from _pieces(member)
         yield "}"
     elif kind == "string" and "maxLength" in schema:
-        yield from ('"', Field(rf'[^"\\\r\n]{{0,{schema["maxLength"]}}}'), '"')
+        longest = schema["maxLength"]
+        yield from ('"', Field(rf'[^"\\\r\n]{{0,{longest}}}', longest), '"')
     elif kind in ("integer", "number", "boolean"):
         yield Field({"integer": INTEGER, "number": NUMBER, "boolean": "true|false"}[kind])
     else:
@@ -133,6 +144,7 @@ class Interleaved:
         num_certain: of these, a hole's only legal token, for which the model was not asked.
         num_forward_passes: the prompt's included.
         denied: tokens that the model would have taken under the whole record's grammar, and the hole's refused.
+        num_denied_closed: how often the hole was closed there all the same.
         seconds: from the prompt's tokens to the last one, grammars ready.
     """
 
@@ -141,7 +153,13 @@ class Interleaved:
     num_certain: int = 0
     num_forward_passes: int = 0
     denied: list[int] = field(default_factory=list)
+    num_denied_closed: int = 0
     seconds: float = 0.0
+
+    @property
+    def num_denied(self) -> int:
+        """How many tokens were refused."""
+        return len(self.denied)
 
 
 class Interleaver:
@@ -222,6 +240,8 @@ class _State:
             raise ValueError("the model has no finite logit for a legal token")
         if wanted != chosen:
             self.found.denied.append(wanted)
+            token_bytes = self._parts.engine.vocabulary.token_bytes
+            self.found.num_denied_closed += token_bytes[wanted].startswith(token_bytes[chosen])
         return chosen
 
 
