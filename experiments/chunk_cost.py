@@ -1,11 +1,11 @@
 """From how many tokens on does a jump pay: what does a forward pass cost by the length of its chunk?
 
-    python experiments/chunk_cost.py [--quick] [--contexts 128 512 2048] [--dtypes float32 bfloat16] [--rounds 7]
+    python experiments/chunk_cost.py [--quick] [--contexts 128 512 2048] [--dtypes float32 bfloat16] [--rounds 9]
 
-One row, chunks of 1 to 64 tokens behind a cache of some length, every setting and length in turn, so that whatever
-else the machine does falls on all of them; medians over rounds, behind one that does not count. `verified` asks for
-logits behind every token of the chunk, as a draft needs them; `written` behind the last alone, as forced text does
-that is committed. For each setting:
+One row, chunks of 1 to 64 tokens behind a cache of some length. The settings take turns, and the lengths in each in an
+order that is drawn anew, behind a pass that does not count, since the first one behind another setting is slow; medians
+over rounds. `verified` asks for logits behind every token of the chunk, as a draft needs them; `written` behind the
+last alone, as forced text does that is committed. For each setting:
 
   cost of n     the pass over n tokens, in passes over one token
   n singles     n divided by that: how many times faster than n passes over one token each
@@ -21,6 +21,7 @@ object.
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,9 +92,10 @@ def relative(curve: ChunkCost) -> list[tuple[int, float]]:
 def main() -> None:
     options = _options()
     settings = list(_settings(options))
-    for turn in track(range(-1, options.rounds), "rounds", console=ERR, transient=True):
+    order = random.Random(options.seed)
+    for _ in track(range(options.rounds), "rounds", console=ERR, transient=True):
         for setting in settings:
-            _measure(setting, is_counted=turn >= 0)
+            _measure(setting, order)
     _show(settings)
     _draw(options, settings)
     finish(
@@ -107,7 +109,7 @@ def _options() -> argparse.Namespace:
     made = parser(__doc__)
     made.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 2048])
     made.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--rounds", type=int, default=9)
     options = made.parse_args()
     if options.quick:
         options.contexts, options.rounds = [16, 64], 2
@@ -125,12 +127,12 @@ def _settings(options: argparse.Namespace) -> Iterator[Setting]:
             yield Setting(dtype, num_context, ChunkClock(runner, num_context))
 
 
-def _measure(setting: Setting, *, is_counted: bool) -> None:
-    for length in LENGTHS:
-        for how in HOW:
-            seconds = setting.clock.seconds(length, verified=how == "verified")
-            if is_counted:
-                setting.spent[how].setdefault(length, []).append(seconds)
+def _measure(setting: Setting, order: random.Random) -> None:
+    """Time every length once, each way."""
+    setting.clock.seconds(LENGTHS[-1])
+    passes = [(how, length) for how in HOW for length in LENGTHS]
+    for how, length in order.sample(passes, len(passes)):
+        setting.spent[how].setdefault(length, []).append(setting.clock.seconds(length, verified=how == "verified"))
 
 
 def _show(settings: list[Setting]) -> None:
