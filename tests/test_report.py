@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import favouring, tiny_model
+from helpers import favouring, tiny_model, tiny_runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import languages, pieces
@@ -18,7 +18,7 @@ from strategies import languages, pieces
 import jumpforward as jf
 from jumpforward.report import chunk_cost
 from jumpforward.report.changes import CLOSED, FIXED, ORDERED, REQUIRED, with_required
-from jumpforward.report.chunk_cost import ChunkCost, payoff
+from jumpforward.report.chunk_cost import ChunkClock, ChunkCost, payoff
 from jumpforward.report.corpus import Row
 from jumpforward.report.counts import POLICY_BOUNDS, ByteCounts, Tally, TokenCounts, quantile
 from jumpforward.report.measure import byte_counts, measure, token_counts
@@ -320,6 +320,22 @@ def test_costs_lie_on_the_curve() -> None:
     curve = chunk_cost.parsed("1:1,8:1.5,32:3")
     assert [curve.cost(length) for length in (1, 8, 20, 32, 64)] == pytest.approx([1, 1.5, 2.25, 3, 5])
     assert chunk_cost.parsed("1:2").cost(50) == 2
+
+
+def test_a_curve_is_written_as_it_is_read() -> None:
+    curve = chunk_cost.through_medians({1: [0.03, 0.02, 0.04], 8: [0.01], 32: [0.5, 0.7]}, "measured")
+    assert curve.points == [(1, 0.03), (8, 0.03), (32, pytest.approx(0.6))]  # a pass never costs less for more tokens
+    assert curve.text(1e-3) == "1:30,8:30,32:600"
+    assert chunk_cost.parsed(curve.text()).points == curve.points
+
+
+@pytest.mark.parametrize("kind", ["llama", "mamba"])
+def test_a_clock_leaves_the_cache_as_it_was(kind: str) -> None:
+    runner = tiny_runner(kind)
+    clock = ChunkClock(runner, 5)
+    for verified in (True, False):
+        assert clock.seconds(3, verified=verified) > 0
+        assert clock._cache.lengths == (5,)
 
 
 @pytest.mark.parametrize("text", ["", "8:1", "1:0", "1:2,1:3", "1:2,4:1", "x", "1:nan", "2:1,1:1"])

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from jumpforward.errors import OptionError
 from jumpforward.report.counts import TokenCounts
+
+if TYPE_CHECKING:
+    from jumpforward.engine.runner import Runner, SequenceCache
 
 _LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # tokens of the chunks that are measured
 _NUM_CONTEXT = 256  # tokens in the cache in front of them
@@ -44,6 +49,10 @@ class ChunkCost(BaseModel):
     def total(self, chunks: dict[int, int]) -> float:
         """Return the time of passes, {tokens: passes}."""
         return sum(count * self.cost(length) for length, count in chunks.items())
+
+    def text(self, unit: float = 1.0) -> str:
+        """Return the curve as :func:`parsed` reads it, times divided by ``unit``."""
+        return ",".join(f"{length}:{spent / unit:.4g}" for length, spent in self.points)
 
 
 class Payoff(BaseModel):
@@ -97,23 +106,60 @@ def parsed(text: str) -> ChunkCost:
     return ChunkCost(points=points, source="given")
 
 
+class ChunkClock:
+    """Times forward passes of one row behind a number of cached tokens."""
+
+    def __init__(self, runner: Runner, num_context: int) -> None:
+        """Fill a cache with ``num_context`` tokens."""
+        self._runner = runner
+        self._num_context = num_context
+        self._cache = self._filled()
+
+    def seconds(self, len_chunk: int, *, verified: bool = True) -> float:
+        """Return the seconds of a pass over a chunk, the cache as it was before.
+
+        Args:
+            len_chunk: the tokens that are fed.
+            verified: ask for logits behind every token, as drafts need them; otherwise behind the last alone.
+        """
+        keep = range(len_chunk) if verified else [len_chunk - 1]
+        start = time.perf_counter()
+        logits = self._runner.forward(self._cache, [[0] * len_chunk], [keep])[0]
+        logits[-1, 0].item()  # waits for a device that runs on its own
+        seconds = time.perf_counter() - start
+        if self._runner.no_rollback_reason is None:
+            self._cache.crop(self._num_context)
+        else:
+            self._cache = self._filled()
+        return seconds
+
+    def _filled(self) -> SequenceCache:
+        cache = self._runner.new_cache()
+        self._runner.forward(cache, [[0] * self._num_context], [[self._num_context - 1]])
+        return cache
+
+
 def measured(model: str | None, dtype: str | None = None) -> ChunkCost:
     """Return the curve of a model on this machine: medians, one chunk after the other in turn."""
     from jumpforward.engine.pretrained import load_pretrained
     from jumpforward.engine.runner import Runner
 
     runner = Runner(load_pretrained(model, dtype, None)[0])
+    clock = ChunkClock(runner, _NUM_CONTEXT)
     spent: dict[int, list[float]] = {length: [] for length in _LENGTHS}
     for turn in range(-1, _NUM_ROUNDS):  # the first round does not count
         for length in _LENGTHS:
-            cache = runner.new_cache()
-            runner.forward(cache, [[0] * _NUM_CONTEXT], [[_NUM_CONTEXT - 1]])
-            start = time.perf_counter()
-            runner.forward(cache, [[0] * length], [list(range(length))])
+            seconds = clock.seconds(length)
             if turn >= 0:
-                spent[length].append(time.perf_counter() - start)
-    points = [(length, median(seconds)) for length, seconds in spent.items()]
-    rising = [(length, max(value for _, value in points[: index + 1])) for index, (length, _) in enumerate(points)]
+                spent[length].append(seconds)
     name = model or "the default model"
     dtype_name = str(runner.model.dtype).removeprefix("torch.")
-    return ChunkCost(points=rising, source=f"measured: {name}, {dtype_name}, {_NUM_CONTEXT} tokens in the cache")
+    return through_medians(spent, f"measured: {name}, {dtype_name}, {_NUM_CONTEXT} tokens in the cache")
+
+
+def through_medians(spent: Mapping[int, Sequence[float]], source: str) -> ChunkCost:
+    """Return the curve through the medians of measured times, {tokens: times}; where one falls, it stays level."""
+    rising: list[tuple[int, float]] = []
+    for length, times in sorted(spent.items()):
+        rising.append((length, max(median(times), rising[-1][1] if rising else 0.0)))
+    return ChunkCost(points=rising, source=source)
