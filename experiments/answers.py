@@ -1,10 +1,12 @@
 """Does forcing text change answers, for better or worse, and what decides that?
 
-    python experiments/answers.py [--quick] [--num-texts 120]
+    python experiments/answers.py [--quick] [--num-texts 102] [--shown none ...] [--earlier FILE]
 
 Short texts with known answers (extraction_texts.py: three schemas, 24 templates), one JSON document each, greedy, by
-policy and whitespace setting, behind prompts that show no JSON, or one example written with `, ` and `: `, or the same
-example compact. `masked` is run as `exact`, which is the same by law; on some texts that is checked.
+policy and whitespace setting. Prompts show of the JSON: nothing (none); a form of the document in the task, written as
+the grammar's fixed separators have it (spaced) or without spaces (compact); an example with its answer, in the fixed
+separators, as an earlier turn of the chat (turn). `masked` is run as `exact`, which is the same by law; on some texts
+that is checked. Strings are compared without regard to upper and lower case.
 
 Every other method is compared with `masked`, text by text (paired.py). With fixed separators three more runs say what
 decides. All write the same bytes up to the first value (the opening), so that only tokens differ:
@@ -22,11 +24,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from extraction_runs import Answer, Extraction
 from extraction_texts import SHOWN, texts
-from harness import COLOURS, conditions, finish, parser, plot, show
+from harness import COLOURS, conditions, finish, lines, parser, plot, show
 from paired import compared, share
 
 NUM_CHECKED = 20
@@ -37,13 +40,17 @@ Answers = dict[str, list[Answer]]  # by method, in the order of the texts
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--num-texts", type=int, default=120)
+    made.add_argument("--num-texts", type=int, default=102)
+    made.add_argument("--shown", nargs="*", default=list(SHOWN), choices=list(SHOWN), help="run these prompts only")
+    made.add_argument("--earlier", type=Path, help="last lines of earlier runs, with other prompts")
     options = made.parse_args()
     if options.quick:
         options.num_texts = 3
     task = Extraction(options.model, texts(options.num_texts, options.seed))
     results: dict[str, Any] = {}
-    for shown in SHOWN:
+    for record in lines(options.earlier) if options.earlier else ():
+        results |= record["results"]
+    for shown in options.shown:
         found = task.by_policy(shown)
         found["fixed"] |= _interventions(task, shown, found["fixed"])
         results[shown] = {
@@ -58,6 +65,7 @@ def main() -> None:
         }
         _show(shown, results[shown])
     _draw(options, results)
+    options.shown, options.earlier = list(results), None
     finish("answers", conditions(options), results=results)
 
 

@@ -1,8 +1,9 @@
 """Is constrained output valid where the budget of tokens is short? Shape is not length.
 
-    python experiments/budgets.py [--quick] [--num-texts 60]
+    python experiments/budgets.py [--quick] [--num-texts 48]
 
-The texts of extraction_texts.py, greedy, behind prompts that show no JSON or one example, at budgets of 8 to 96 tokens:
+The texts of extraction_texts.py, greedy, at budgets of 8 to 96 tokens, behind prompts that show no JSON (none), or an
+example with its answer as an earlier turn of the chat (turn):
 
   unconstrained       any text; its document is the first JSON object in it, wherever that begins: prose and code
                       fences around it are forgiven
@@ -35,7 +36,7 @@ from paired import share
 
 import jumpforward as jf
 
-BUDGETS = (8, 16, 20, 24, 28, 32, 40, 48, 64, 96)
+BUDGETS = (8, 16, 20, 24, 28, 32, 36, 40, 48, 64, 96)
 QUICK_BUDGETS = (8, 40, 56)
 BATCH_SIZE = 16
 NUM_CHECKED = 6
@@ -61,8 +62,7 @@ class Attempt:
     @property
     def num_right(self) -> int:
         """How many fields are right."""
-        found = self.document if isinstance(self.document, dict) else {}
-        return sum(key in found and found[key] == value for key, value in self.text.answer.items())
+        return sum(self.text.right(self.document).values())
 
 
 class Budgets:
@@ -162,7 +162,7 @@ def first_object(text: str) -> Any:
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--num-texts", type=int, default=60)
+    made.add_argument("--num-texts", type=int, default=48)
     options = made.parse_args()
     if options.quick:
         options.num_texts = len(FAMILIES)
@@ -170,17 +170,17 @@ def main() -> None:
     task = Budgets(options.model, texts(options.num_texts, options.seed), budgets)
     results = {}
     checks: dict[str, dict[str, int]] = {}
-    for shown in ("none", "spaced"):
+    for shown in ("none", "turn"):
         found = {method: task.attempts(method, shown) for method in STYLES}
         results[shown] = {
             method: {budget: _summary(of_method[budget]) for budget in budgets} for method, of_method in found.items()
         }
         _show(shown, results[shown])
     for method in STYLES:
-        checks[method] = task.checks(method, "spaced", found[method][CHECKED_BUDGET])
+        checks[method] = task.checks(method, "turn", found[method][CHECKED_BUDGET])
     shortest = {family.name: task.shortest(family.name) for family in FAMILIES}
     show("checks", ("method", "checked", "same"), [[method, *row.values()] for method, row in checks.items()])
-    _draw(options, results["spaced"])
+    _draw(options, results["turn"])
     found_conditions = conditions(options, budgets=budgets, shortest_document_tokens=shortest)
     finish("budgets", found_conditions, checks=checks, results=results)
 

@@ -67,8 +67,7 @@ class Answer:
     @cached_property
     def right(self) -> dict[str, bool]:
         """Of each field, whether it is right."""
-        found = self.parsed or {}
-        return {key: key in found and found[key] == value for key, value in self.text.answer.items()}
+        return self.text.right(self.parsed)
 
     @cached_property
     def is_valid(self) -> bool:

@@ -6,10 +6,22 @@ import json
 from dataclasses import dataclass
 from datetime import date, timedelta
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-# The separators of the JSON in an example that a prompt shows; None for no example.
-SHOWN: dict[str, tuple[str, str] | None] = {"none": None, "spaced": (", ", ": "), "compact": (",", ":")}
+
+class Shown(NamedTuple):
+    """How a prompt shows what the JSON looks like: its separators, and in which way."""
+
+    separators: tuple[str, str]
+    as_turn: bool  # as the answer to an example, in an earlier turn of the chat; else as a form in the task
+
+
+SHOWN = {
+    "none": None,
+    "spaced": Shown((", ", ": "), as_turn=False),
+    "compact": Shown((",", ":"), as_turn=False),
+    "turn": Shown((", ", ": "), as_turn=True),
+}
 
 _FIRST = ("Ada", "Bruno", "Chiara", "Dario", "Elif", "Farid", "Greta", "Hamid", "Imani", "Jonas", "Katya", "Leif",
           "Mina", "Nadia", "Omar", "Petra", "Quinn", "Rosa", "Samir", "Tilda", "Umar", "Vera", "Wanda")  # fmt: skip
@@ -31,10 +43,11 @@ _DATE = {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}
 
 @dataclass(frozen=True)
 class Family:
-    """Texts of one schema: templates, an example text, and its answer, whose keys are the schema's."""
+    """Texts of one schema: templates, a form of the document, an example text, and its answer."""
 
     name: str
     fields: dict[str, Any]
+    form: dict[str, Any]
     example: str
     answer: dict[str, Any]
     templates: tuple[str, ...]
@@ -81,19 +94,36 @@ class Text:
     answer: dict[str, Any]
 
     def messages(self, shown: str) -> list[dict[str, str]]:
-        """Return the task as a chat, behind an example where one is shown; the keys of ``SHOWN`` say which."""
-        example = ""
-        if separators := SHOWN[shown]:
-            written = json.dumps(self.family.answer, separators=separators)
-            example = f"Text: {self.family.example}\nJSON: {written}\n\n"
-        task = f"Extract the {self.family.name} as JSON.\n\n{example}Text: {self.text}\nJSON:"
-        return [{"role": "user", "content": task}]
+        """Return the task as a chat; the keys of ``SHOWN`` say what it shows of the JSON."""
+        task, how, family = f"Extract the {self.family.name} as JSON", SHOWN[shown], self.family
+        if how is None:
+            return [_asked(f"{task}.\n{self.text}")]
+        if not how.as_turn:
+            form = json.dumps(family.form, separators=how.separators)
+            return [_asked(f"{task}, in the form {form}\n\n{self.text}")]
+        answer = json.dumps(family.answer, separators=how.separators)
+        example = [_asked(f"{task}.\n{family.example}"), {"role": "assistant", "content": answer}]
+        return [*example, _asked(f"{task}.\n{self.text}")]
+
+    def right(self, document: Any) -> dict[str, bool]:
+        """Return of each field whether a document has it right; upper and lower case are the same."""
+        found = document if isinstance(document, dict) else {}
+        return {key: _plain(found.get(key)) == _plain(value) for key, value in self.answer.items()}
+
+
+def _asked(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def _plain(value: Any) -> Any:
+    return value.casefold() if isinstance(value, str) else value
 
 
 FAMILIES = (
     Family(
         "person",
         {"name": _STRING, "age": _NUMBER, "city": _STRING},
+        {"name": "...", "age": 0, "city": "..."},
         "Ines Duarte is 58 and sells books in Braga.",
         {"name": "Ines Duarte", "age": 58, "city": "Braga"},
         (
@@ -110,6 +140,7 @@ FAMILIES = (
     Family(
         "order",
         {"quantity": _NUMBER, "product": _STRING, "status": {"enum": list(_STATES)}},
+        {"quantity": 0, "product": "...", "status": "..."},
         "Ines Duarte is waiting for order 5120, 2 pieces of the clock. It is pending.",
         {"quantity": 2, "product": "clock", "status": "pending"},
         (
@@ -126,6 +157,7 @@ FAMILIES = (
     Family(
         "event",
         {"title": _STRING, "date": _DATE, "city": _STRING, "seats": _NUMBER},
+        {"title": "...", "date": "YYYY-MM-DD", "city": "...", "seats": 0},
         "On 2025-11-02 Braga holds its Lantern Parade for 900 guests.",
         {"title": "Lantern Parade", "date": "2025-11-02", "city": "Braga", "seats": 900},
         (
