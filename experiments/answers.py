@@ -22,6 +22,7 @@ last line of standard output is one JSON object.
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,27 +47,38 @@ def main() -> None:
     options = made.parse_args()
     if options.quick:
         options.num_texts = 3
-    task = Extraction(options.model, texts(options.num_texts, options.seed))
-    results: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for record in lines(options.earlier) if options.earlier else ():
-        results |= record["results"]
-    for shown in options.shown:
-        found = task.by_policy(shown)
-        found["fixed"] |= _interventions(task, shown, found["fixed"])
-        results[shown] = {
-            "checks": task.checks(shown, found["fixed"]["masked"][: -(-NUM_CHECKED // len(SHOWN))]),
-            "openings": _openings(task, found["fixed"]["masked"]),
-            "num_tokens_across_opening": sum(answer.opening is None for answer in found["fixed"]["masked"]),
-            "splits": _splits(found["fixed"], options.seed),
-            "methods": {
-                whitespace: {method: _summary(each["masked"], own, options.seed) for method, own in each.items()}
-                for whitespace, each in found.items()
-            },
-        }
-        _show(shown, results[shown])
+        found |= record["results"]
+    if options.shown:
+        found |= _run(options)
+    results = {shown: found[shown] for shown in SHOWN if shown in found}
+    for shown, result in results.items():
+        _show(shown, result)
     _draw(options, results)
     options.shown, options.earlier = list(results), None
     finish("answers", conditions(options), results=results)
+
+
+def _run(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    task = Extraction(options.model, texts(options.num_texts, options.seed))
+    return {shown: _measured(task, shown, options.seed) for shown in options.shown}
+
+
+def _measured(task: Extraction, shown: str, seed: int) -> dict[str, Any]:
+    found = task.by_policy(shown)
+    fixed = found["fixed"]
+    fixed |= _interventions(task, shown, fixed)
+    return {
+        "checks": task.checks(shown, fixed["masked"][: -(-NUM_CHECKED // len(SHOWN))]),
+        "openings": _openings(task, fixed["masked"]),
+        "num_tokens_across_opening": sum(answer.opening is None for answer in fixed["masked"]),
+        "splits": _splits(fixed, seed),
+        "methods": {
+            whitespace: {method: _summary(each["masked"], own, seed) for method, own in each.items()}
+            for whitespace, each in found.items()
+        },
+    }
 
 
 def _interventions(task: Extraction, shown: str, found: Answers) -> Answers:
@@ -168,7 +180,7 @@ def _draw(options: Any, results: dict[str, Any]) -> None:
         ticks = []
         for shown, result in results.items():
             for whitespace, methods in result["methods"].items():
-                ticks.append(f"{shown} shown, {whitespace}")
+                ticks.append(f"shown: {shown}; {whitespace}")
                 for index, (method, mark) in enumerate(MARKS.items()):
                     if method in methods:
                         _whisker(axes, len(ticks) - 1 + 0.15 * (index - 2), methods[method], method, mark, index)
