@@ -1,12 +1,13 @@
 """Does forcing text change answers, for better or worse, and what decides that?
 
-    python experiments/answers.py [--quick] [--num-texts 102] [--shown none ...] [--earlier FILE]
+    python experiments/answers.py [--quick] [--num-texts 102] [--shown none ...] [--kept FILE]
 
 Short texts with known answers (extraction_texts.py: three schemas, 24 templates), one JSON document each, greedy, by
 policy and whitespace setting. Prompts show of the JSON: nothing (none); a form of the document in the task, written as
 the grammar's fixed separators have it (spaced) or without spaces (compact); an example with its answer, in the fixed
-separators, as an earlier turn of the chat (turn). `masked` is run as `exact`, which is the same by law; on some texts
-that is checked. Strings are compared without regard to upper and lower case.
+separators, as an earlier turn of the chat (turn). Many requests run at a time, and without drafts, which then cost more
+than they save and change nothing. `exact` is the same as `masked` by law; on some texts that is checked, with drafts.
+Strings are compared without regard to upper and lower case.
 
 Every other method is compared with `masked`, text by text (paired.py). With fixed separators three more runs say what
 decides. All write the same bytes up to the first value (the opening), so that only tokens differ:
@@ -23,6 +24,7 @@ last line of standard output is one JSON object.
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,7 +35,7 @@ from extraction_texts import SHOWN, texts
 from harness import COLOURS, conditions, finish, lines, parser, plot, show
 from paired import compared, share
 
-NUM_CHECKED = 20
+NUM_CHECKED = 5  # texts of each prompt
 MARKS = {"canonical": "o", "retokenize": "s", "first token": "^", "opening": "v", "rest": "D"}
 
 Answers = dict[str, list[Answer]]  # by method, in the order of the texts
@@ -42,27 +44,33 @@ Answers = dict[str, list[Answer]]  # by method, in the order of the texts
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--num-texts", type=int, default=102)
-    made.add_argument("--shown", nargs="*", default=list(SHOWN), choices=list(SHOWN), help="run these prompts only")
-    made.add_argument("--earlier", type=Path, help="last lines of earlier runs, with other prompts")
+    made.add_argument("--shown", nargs="+", default=list(SHOWN), choices=list(SHOWN), help="these prompts only")
+    made.add_argument("--kept", type=Path, help="keep what is measured in this file, and do not measure that again")
     options = made.parse_args()
     if options.quick:
         options.num_texts = 3
     found: dict[str, Any] = {}
-    for record in lines(options.earlier) if options.earlier else ():
-        found |= record["results"]
-    if options.shown:
-        found |= _run(options)
-    results = {shown: found[shown] for shown in SHOWN if shown in found}
+    for record in lines(options.kept) if options.kept and options.kept.exists() else ():
+        found |= record
+    if missing := [shown for shown in options.shown if shown not in found]:
+        found |= _run(options, missing)
+    results = {shown: found[shown] for shown in options.shown}
     for shown, result in results.items():
         _show(shown, result)
     _draw(options, results)
-    options.shown, options.earlier = list(results), None
+    del options.kept
     finish("answers", conditions(options), results=results)
 
 
-def _run(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def _run(options: argparse.Namespace, prompts: Sequence[str]) -> dict[str, dict[str, Any]]:
     task = Extraction(options.model, texts(options.num_texts, options.seed))
-    return {shown: _measured(task, shown, options.seed) for shown in options.shown}
+    found = {}
+    for shown in prompts:
+        found[shown] = _measured(task, shown, options.seed)
+        if options.kept:
+            with options.kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({shown: found[shown]}) + "\n")
+    return found
 
 
 def _measured(task: Extraction, shown: str, seed: int) -> dict[str, Any]:
@@ -70,7 +78,7 @@ def _measured(task: Extraction, shown: str, seed: int) -> dict[str, Any]:
     fixed = found["fixed"]
     fixed |= _interventions(task, shown, fixed)
     return {
-        "checks": task.checks(shown, fixed["masked"][: -(-NUM_CHECKED // len(SHOWN))]),
+        "checks": task.checks(shown, fixed["masked"][:NUM_CHECKED]),
         "openings": _openings(task, fixed["masked"]),
         "num_tokens_across_opening": sum(answer.opening is None for answer in fixed["masked"]),
         "splits": _splits(fixed, seed),

@@ -38,7 +38,7 @@ import jumpforward as jf
 
 BUDGETS = (8, 16, 20, 24, 28, 32, 36, 40, 48, 64, 96)
 QUICK_BUDGETS = (8, 40, 56)
-BATCH_SIZE = 16
+BATCH_SIZE = 48
 NUM_CHECKED = 6
 CHECKED_BUDGET = 40
 STYLES = {"unconstrained": ("x", ":"), "fixed": ("o", "-"), "flexible": ("s", "--"), "ensured": ("^", "-.")}
@@ -69,7 +69,7 @@ class Budgets:
     """The task on one engine."""
 
     def __init__(self, model: str | None, cases: Sequence[Text], budgets: Sequence[int]) -> None:
-        self.engine = jf.Engine.from_pretrained(model, dtype="float32", memory="request")
+        self.engine = jf.Engine.from_pretrained(model, dtype="float32", memory="off", drafters=())
         self.cases = cases
         self.budgets = budgets
         whitespaces: tuple[Any, ...] = ("fixed", "flexible")

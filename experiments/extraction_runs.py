@@ -23,7 +23,7 @@ from jumpforward.engine.request import Request
 POLICIES = ("masked", "canonical", "retokenize")
 WHITESPACES: tuple[Any, ...] = ("fixed", "flexible")
 MAX_NEW_TOKENS = 64
-BATCH_SIZE = 16
+BATCH_SIZE = 48
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class Extraction:
     """The task on one engine."""
 
     def __init__(self, model: str | None, texts: Sequence[Text]) -> None:
-        self.engine = jf.Engine.from_pretrained(model, dtype="float32", memory="request")
+        self.engine = jf.Engine.from_pretrained(model, dtype="float32", memory="off", drafters=())
+        self._drafting = jf.Engine(self.engine.model, self.engine.tokenizer, memory="request")
         self.texts = texts
         self._grammars = {
             (family.name, whitespace): jf.json_schema(family.schema, whitespace=whitespace)
@@ -93,14 +94,14 @@ class Extraction:
         self._behind_openings = {family.name: jf.regex(family.pattern_behind_opening) for family in FAMILIES}
 
     def by_policy(self, shown: str) -> dict[str, dict[str, list[Answer]]]:
-        """Return answers to all texts by whitespace setting and policy; `masked` is run as `exact`."""
+        """Return answers to all texts by whitespace setting and policy."""
         runs = [(whitespace, policy) for whitespace in WHITESPACES for policy in POLICIES]
         cases = [(text, *run) for text in self.texts for run in runs]  # those that share a prompt follow one another
         requests: list[Any] = [
             {
                 "prompt": text.messages(shown),
                 "grammar": self._grammars[text.family.name, whitespace],
-                "policy": "exact" if policy == "masked" else policy,
+                "policy": policy,
                 "max_new_tokens": MAX_NEW_TOKENS,
             }
             for text, whitespace, policy in cases
@@ -117,7 +118,7 @@ class Extraction:
         An output that begins so by itself is not made again.
         """
         places = [at for at, answer in enumerate(masked) if not answer.begins_with(ids[at])]
-        requests = [self._request(shown, masked[at].text, "exact", Beginning(ids[at])) for at in places]
+        requests = [self._request(shown, masked[at].text, "masked", Beginning(ids[at])) for at in places]
         return self._put(masked, places, requests)
 
     def behind_opening(
@@ -138,14 +139,16 @@ class Extraction:
     def checks(self, shown: str, masked: Sequence[Answer]) -> dict[str, int]:
         """Return how often two runs that are the same by law gave the same tokens.
 
-        `masked` itself, and `exact`; `exact` behind its own opening as if that were the prompt's, and `exact`.
+        `exact` with drafts, and `masked`; `masked` behind its own opening as if that were the prompt's, and whole.
         """
         own = [answer for answer in masked if answer.opening]
-        plain = self._run([self._request(shown, answer.text, "masked") for answer in own])
-        behind = self._run([self._request_behind(shown, answer, "exact") for answer in own])
+        drafted = self._run([self._request(shown, answer.text, "exact") for answer in own], self._drafting)
+        behind = self._run([self._request_behind(shown, answer, "masked") for answer in own])
         return {
             "num_checked": len(own),
-            "num_exact_as_masked": sum(tuple(one.token_ids) == each.ids for one, each in zip(plain, own, strict=True)),
+            "num_exact_as_masked": sum(
+                tuple(one.token_ids) == each.ids for one, each in zip(drafted, own, strict=True)
+            ),
             "num_behind_opening_as_whole": sum(
                 tuple(one.token_ids) == each.ids[len(each.opening or ()) :]
                 for one, each in zip(behind, own, strict=True)
@@ -162,11 +165,11 @@ class Extraction:
             found[at] = self._answer(text, result, text.family.opening if opened else "")
         return found
 
-    def _run(self, requests: Sequence[Request]) -> list[jf.Result]:
+    def _run(self, requests: Sequence[Request], engine: jf.Engine | None = None) -> list[jf.Result]:
         found = []
         starts = range(0, len(requests), BATCH_SIZE)
         for start in track(starts, "batches", console=ERR, transient=True):
-            loop, tasks = self.engine.start(requests[start : start + BATCH_SIZE])
+            loop, tasks = (engine or self.engine).start(requests[start : start + BATCH_SIZE])
             while not loop.is_idle:
                 loop.wait()
                 loop.step()
