@@ -63,7 +63,7 @@ def main() -> None:
     cases = load(options)
     engine = jf.Engine.from_pretrained(options.model, dtype="float32", pass_costs=costs("bfloat16"))
     for case in track(cases, "outputs", console=harness.ERR):
-        record(engine, case, 24 if options.quick else MAX_NEW_TOKENS)
+        record(engine, case, 60 if options.quick else MAX_NEW_TOKENS)
     results = {dtype: measure(engine, cases, dtype) for dtype in RATIOS}
     for dtype, found in results.items():
         show(dtype, found)
@@ -106,17 +106,21 @@ def record(engine: jf.Engine, case: Case, max_new_tokens: int) -> None:
 
 
 def alternatives(matcher: Matcher, most: int) -> list[bytes]:
-    """Return the texts with which a small branch goes on, each up to its own next branch; none at a wide one."""
-    final: list[bytes] = []
-    to_split = [b""]
-    while to_split:
-        text = to_split.pop(0)
-        live = matcher.live_bytes(text)
-        if len(live) < 2 or len(final) + len(to_split) + len(live) > most:
-            final.append(text)
-        else:
-            to_split += [forced_from(matcher, text + bytes([byte])) for byte in live]
-    return final if len(final) > 1 else []
+    """Return the texts with which a small branch goes on; none at a wide one.
+
+    They end where the next branches are, or, where those fit in too, where the ones behind them are.
+    """
+    found: list[bytes] = []
+    level = [b""]
+    while len(level) <= most and level != found:
+        found, level = level, [longer for text in level for longer in split(matcher, text)]
+    return found if len(found) > 1 else []
+
+
+def split(matcher: Matcher, text: bytes) -> list[bytes]:
+    """Return ``text`` with each byte that may follow, and what that forces; itself where nothing may."""
+    live = matcher.live_bytes(text) if len(text) < MAX_TEXT else b""
+    return [forced_from(matcher, text + bytes([byte])) for byte in live] or [text]
 
 
 def forced_from(matcher: Matcher, text: bytes) -> bytes:

@@ -81,6 +81,10 @@ def test_the_bar_is_the_price_of_a_row_over_that_of_a_token() -> None:
         pace.learn([], 3, 5)
     assert pace.bar(1) == pytest.approx(1 * 3 / (10 + 5))
     assert pace.bar(5) == pytest.approx(1 * 3 / (10 / 5 + 5))
+    for _ in range(200):
+        pace.learn([], 3, 5, spent_s=4.0)  # by slow sources
+    assert pace.bar(1) == pytest.approx(1 * 3 / (10 + 5 + 4))
+    assert pace.token_s(1) == pytest.approx((10 + 5 + 4) / 3)
 
 
 @pytest.mark.parametrize(("row_s", "most"), [(0.0, 1.0), (0.05, 0.25), (1.0, 0.1)])

@@ -285,6 +285,7 @@ class Run:
         sequence = self.sequence
         if sequence.finish_reason is None:
             raise RuntimeError("the run has not finished")
+        self._builder.close()
         self._count_seams()
         # A stop string cuts the text, so that the matcher's place no longer says whether it is complete.
         stopped = sequence.finish_reason == "stop"
