@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-EXPERIMENTS := end_to_end drafting throughput serving mask_cost boundary_rules empty_mask
+EXPERIMENTS := $(shell grep -l '^if __name__' experiments/*.py)
 
 .PHONY: demo test check wheel experiments-quick clean
 
@@ -30,7 +30,7 @@ wheel: $(VENV)/installed-dev
 
 # Each in its small form, to see that it runs; what it prints then is no result.
 experiments-quick: $(VENV)/installed-dev
-	set -e; for name in $(EXPERIMENTS); do echo "$$name" >&2; $(BIN)/python experiments/$$name.py --quick; done
+	set -e; for script in $(EXPERIMENTS); do echo "$$script" >&2; $(BIN)/python $$script --quick; done
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -16,9 +16,6 @@ Tokenizers come from the packages in tests/tokenizers.txt. The last line of stan
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,19 +25,18 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from rich.console import Console
+from harness import COLOURS, ERR, conditions, finish, parser, plot, show
 from rich.progress import track
-from rich.table import Table
 from rules import Rules, Run, Tokens, runs
 
 from jumpforward.matching.compiler import GrammarCompiler
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import documents as corpus
 import real_tokenizers
-from documents import FOLDER, Document, drawn
 
-ERR = Console(stderr=True)
 QUICK = ("smollm2", "cl100k", "mistral-v1", "mon-unigram")
+SHOWN = ("drop 1", "look back", "any text", "stable")  # rules that are seldom wrong
 
 
 @dataclass
@@ -65,41 +61,33 @@ class Tally:
 
 def main() -> None:
     options = _options()
-    documents = drawn(options.folder, options.documents)
-    ERR.print(f"{len(documents)} documents, {sum(len(each.data) for each in documents)} bytes")
+    documents = corpus.drawn(options.folder, options.documents)
+    num_bytes = sum(len(each.data) for each in documents)
+    ERR.print(f"{len(documents)} documents, {num_bytes} bytes")
     results = {}
     for name in options.tokenizers:
         results[name] = _measure(name, documents)
-        ERR.print(_table(name, results[name]))
-    record = {"experiment": "boundary_rules", "conditions": _conditions(len(documents)), "results": results}
-    sys.stdout.write(json.dumps(record) + "\n")
+        _show(name, results[name])
+    _plot(options, results)
+    del options.folder  # where the documents are is no condition
+    found = {"num_documents": len(documents), "document_bytes": num_bytes, "tokenizers_version": version("tokenizers")}
+    finish("boundary_rules", conditions(options, **found), results=results)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
-    parser.add_argument("--documents", type=int, default=400)
-    parser.add_argument("--tokenizers", nargs="+", default=real_tokenizers.NAMES, choices=real_tokenizers.NAMES)
-    parser.add_argument("--quick", action="store_true", help="30 documents, a tokenizer of each kind")
-    options = parser.parse_args()
+    made = parser(__doc__, draws=False)
+    made.add_argument("folder", type=Path, nargs="?", default=corpus.FOLDER)
+    made.add_argument("--documents", type=int, default=400)
+    made.add_argument("--tokenizers", nargs="+", default=real_tokenizers.NAMES, choices=real_tokenizers.NAMES)
+    options = made.parse_args()
     if not any(options.folder.glob("*.jsonl")):
-        parser.error(f"expected .jsonl files in {options.folder}, and there are none")
-    if options.quick:
+        made.error(f"expected .jsonl files in {options.folder}, and there are none")
+    if options.quick:  # a tokenizer of each kind
         options.documents, options.tokenizers = 30, QUICK
     return options
 
 
-def _conditions(num_documents: int) -> dict[str, Any]:
-    return {
-        "num_documents": num_documents,
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("tokenizers", "xgrammar")},
-    }
-
-
-def _measure(name: str, documents: Sequence[Document]) -> dict[str, Any]:
+def _measure(name: str, documents: Sequence[corpus.Document]) -> dict[str, Any]:
     """Run every rule at every run of every document."""
     rules = Rules(real_tokenizers.load(name))
     compiler = GrammarCompiler(rules.vocabulary, automata=False)
@@ -150,15 +138,31 @@ def _summary(tally: Tally, num_runs: int, num_inside: int) -> dict[str, Any]:
     }
 
 
-def _table(name: str, measured: dict[str, Any]) -> Table:
+def _show(name: str, measured: dict[str, Any]) -> None:
+    rows = [
+        (rule, f"{row['share_right']:.2%}", *(row[key] for key in list(row)[2:]))
+        for rule, row in measured["rules"].items()
+    ]
     title = f"{name}: {measured['num_runs']} runs, {measured['num_tokens_inside']} tokens within forced text"
-    table = Table("rule", "right", "written", "wrong", "withheld", "bytes", "cold µs", "again µs", title=title)
-    for column in table.columns:
-        column.no_wrap = True
-        column.justify = "left" if column.header == "rule" else "right"
-    for rule, row in measured["rules"].items():
-        table.add_row(rule, f"{row['share_right']:.2%}", *(str(row[key]) for key in list(row)[2:]))
-    return table
+    show(title, ("rule", "right", "written", "wrong", "withheld", "bytes", "cold µs", "again µs"), rows)
+
+
+def _plot(options: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Draw what the rules that are seldom wrong write, as a share of what could be written."""
+    names = list(results)[::-1]
+    with plot(options, "boundary_rules", height=1.5 + 0.45 * len(names)) as axes:
+        for index, rule in enumerate(SHOWN):
+            shares = [
+                (found["rules"][rule]["num_committed"] - found["rules"][rule]["num_wrong_tokens"])
+                / max(1, found["num_tokens_inside"])
+                for found in (results[name] for name in names)
+            ]
+            places = [place - 0.2 * index for place in range(len(names))]
+            axes.barh(places, shares, 0.18, label=rule, color=COLOURS[index], hatch=("", "//", "..", "xx")[index])
+        axes.set_yticks([place - 0.3 for place in range(len(names))], names)
+        axes.set_xlabel("tokens written rightly, of those within forced text")
+        axes.set_xlim(0, 1)
+        axes.legend(ncols=len(SHOWN), loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 if __name__ == "__main__":
