@@ -13,7 +13,7 @@ the engine measures itself.
 - **temperature 1**: cold, under a seed, against `masked` under the same seed; every third request.
 - **batch 8**: cold within a family, eight requests at a time.
 - **prompt lookup**: transformers' `prompt_lookup_num_tokens`, without a grammar: another text, for reference; every
-  third request.
+  third request of a workload.
 
 The last line of standard output is one JSON object.
 """
@@ -81,6 +81,13 @@ def load(quick: bool) -> list[Case]:
     return [
         case for family, count in most.items() for case in [case for case in cases if case["family"] == family][:count]
     ]
+
+
+def by_workload(cases: Sequence[Case]) -> dict[str, list[Case]]:
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(case["workload"], []).append(case)
+    return found
 
 
 def generate(engine: jf.Engine, case: Case, **options: Any) -> jf.Result:
@@ -212,13 +219,12 @@ def measure(engine: jf.Engine, cases: Sequence[Case], rounds: int) -> dict[str, 
             names = list(methods)
             for name in [*names[turn % len(names) :], *names[: turn % len(names)]]:
                 seconds.setdefault((case["name"], name), []).append(methods[name](case))
-        for case in cases[::3]:
+        for case in [case for members in by_workload(cases).values() for case in members[::3]]:
             seconds.setdefault((case["name"], "prompt lookup"), []).append(prompt_lookup(engine, case)["ms_per_token"])
         for case, result in warm(cases, lambda case: generate(engine, case), engine.memory.clear):
             seconds.setdefault((case["name"], "warm"), []).append(result.stats.total_s)
     found: dict[str, Any] = {}
-    for name in dict.fromkeys(case["workload"] for case in cases):
-        members = [case for case in cases if case["workload"] == name]
+    for name, members in by_workload(cases).items():
         found[name] = time_summary(members, seconds)
         found[name]["batch_8_speedup"] = batch_speedup(engine, members, rounds)
     return found

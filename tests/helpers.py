@@ -141,11 +141,11 @@ def tiny_model(kind: str, width: int, seed: int = 0, **options: Any) -> Any:
     """Return a small random model in float32 and evaluation mode."""
     torch.manual_seed(seed)
     makers: dict[str, Callable[[], Any]] = {
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(vocab_size=width, **SIZES, **options)),
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(vocab_size=width, **SIZES | options)),
         "gemma3": lambda: Gemma3ForCausalLM(
-            Gemma3TextConfig(vocab_size=width, head_dim=8, sliding_window=5, layer_types=MIXED, **SIZES, **options)
+            Gemma3TextConfig(vocab_size=width, head_dim=8, sliding_window=5, layer_types=MIXED, **SIZES | options)
         ),
-        "mistral": lambda: MistralForCausalLM(MistralConfig(vocab_size=width, sliding_window=5, **SIZES, **options)),
+        "mistral": lambda: MistralForCausalLM(MistralConfig(vocab_size=width, sliding_window=5, **SIZES | options)),
         "gpt2": lambda: GPT2LMHeadModel(
             GPT2Config(vocab_size=width, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0, **options)
         ),
