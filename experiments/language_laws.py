@@ -164,7 +164,7 @@ def canonical_weights(says: Says) -> dict[bytes, float]:
 def _end(says: Says, path: Tokens) -> float:
     """Return the log-probability that a text ends behind a path."""
     ends = np.isin(says.legal(path), says.kit.vocabulary.end_ids)
-    return float(logsumexp(says(path)[ends]))
+    return float(np.logaddexp.reduce(says(path)[ends]))
 
 
 def laws(says: Says, cut: float, least_weight: float) -> Laws:
