@@ -47,7 +47,7 @@ PEOPLE = {
 WORDS = ["interest", "interested", "interesting", "internal", "international", "internet"]
 
 MOST_VARIATION = 1e-6  # of what must be the same law
-MOST_PLACES = 3000  # at which the model is asked: then more may be lost
+MOST_PLACES = 2000  # at which the model is asked: then more may be lost
 MONTHS = ["Jan", "Jun", "Jul"]
 
 

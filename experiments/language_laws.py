@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from continuations import Context, Tokens
-from scipy.special import logsumexp
 
 import jumpforward as jf
 from jumpforward.decoding.boundary import Boundary, Spelling
@@ -165,7 +164,7 @@ def canonical_weights(says: Says) -> dict[bytes, float]:
 def _end(says: Says, path: Tokens) -> float:
     """Return the log-probability that a text ends behind a path."""
     ends = np.isin(says.legal(path), says.kit.vocabulary.end_ids)
-    return float(logsumexp(says(path)[ends]))
+    return float(np.logaddexp.reduce(says(path)[ends]))
 
 
 def laws(says: Says, cut: float, least_weight: float) -> Laws:
@@ -201,7 +200,7 @@ def laws(says: Says, cut: float, least_weight: float) -> Laws:
 
 def _shares(said: np.ndarray) -> np.ndarray:
     """Return log-probabilities under the mask."""
-    return said - logsumexp(said)
+    return said - np.logaddexp.reduce(said)
 
 
 class Cells:
