@@ -83,8 +83,7 @@ def _measured(task: Extraction, shown: str, seed: int) -> dict[str, Any]:
         "num_tokens_across_opening": sum(answer.opening is None for answer in fixed["masked"]),
         "splits": _splits(fixed, seed),
         "methods": {
-            whitespace: {method: _summary(each["masked"], own, seed) for method, own in each.items()}
-            for whitespace, each in found.items()
+            whitespace: {method: _summary(each, method, seed) for method in each} for whitespace, each in found.items()
         },
     }
 
@@ -98,7 +97,8 @@ def _interventions(task: Extraction, shown: str, found: Answers) -> Answers:
     }
 
 
-def _summary(masked: Sequence[Answer], own: Sequence[Answer], seed: int) -> dict[str, Any]:
+def _summary(found: Answers, method: str, seed: int) -> dict[str, Any]:
+    masked, own = found["masked"], found[method]
     right = [list(answer.right.values()) for answer in own]
     return {
         "fields_right": share(sum(map(sum, right)), sum(map(len, right))),
@@ -106,12 +106,21 @@ def _summary(masked: Sequence[Answer], own: Sequence[Answer], seed: int) -> dict
         "valid": share(sum(answer.is_valid for answer in own), len(own)),
         "truncated": share(sum(answer.is_truncated for answer in own), len(own)),
         "num_output_tokens": sum(len(answer.ids) for answer in own),
-        "num_tokens_equal_masked": sum(one.ids == other.ids for one, other in zip(masked, own, strict=True)),
+        "num_same_tokens_as": {name: sum(map(_same_tokens, found[name], own)) for name in ("masked", "canonical")},
+        "num_same_document_as": {name: sum(map(_same_document, found[name], own)) for name in ("masked", "canonical")},
         "num_seams_in_opening": sum(map(sum, (answer.seams for answer in own))),
         "num_seams": sum(len(answer.seams) for answer in own),
         "versus_masked": _versus(masked, own, seed),
         "by_field": _by_field(masked, own),
     }
+
+
+def _same_tokens(one: Answer, other: Answer) -> bool:
+    return one.ids == other.ids
+
+
+def _same_document(one: Answer, other: Answer) -> bool:
+    return one.parsed == other.parsed
 
 
 def _versus(masked: Sequence[Answer], own: Sequence[Answer], seed: int) -> dict[str, Any]:
@@ -157,16 +166,17 @@ def _splits(found: Answers, seed: int) -> dict[str, dict[str, Any]]:
 
 
 def _show(shown: str, result: dict[str, Any]) -> None:
-    columns = ("whitespace", "method", "fields", "documents", "valid", "cut off", "seams", "difference", "95 %",
-               "worse", "better", "sign p", "McNemar p")  # fmt: skip
+    columns = ("whitespace", "method", "= canonical", "fields", "documents", "valid", "cut off", "seams",
+               "difference", "95 %", "worse", "better", "sign p", "McNemar p")  # fmt: skip
     rows = []
     for whitespace, methods in result["methods"].items():
         for method, row in methods.items():
             shares = (row[key]["share"] for key in ("fields_right", "documents_right", "valid", "truncated"))
-            rows.append([whitespace, method, *shares, row["num_seams"], *_cells(row["versus_masked"])])
+            same = row["num_same_document_as"]["canonical"]
+            rows.append([whitespace, method, same, *shares, row["num_seams"], *_cells(row["versus_masked"])])
     show(f"{shown} shown", columns, rows)
     split = [[name, row["num_texts"], *_cells(row)] for name, row in result["splits"].items()]
-    show(f"{shown} shown, canonical by what masked wrote", ("group", "texts", *columns[7:]), split)
+    show(f"{shown} shown, canonical by what masked wrote", ("group", "texts", *columns[8:]), split)
     show("openings of masked", ("tokens", "texts"), list(result["openings"].items()))
     show("checks", list(result["checks"]), [list(result["checks"].values())])
 

@@ -214,15 +214,16 @@ def _draw(options: Any, result: dict[str, Any]) -> None:
     with plot(options, "budgets") as axes:
         for index, (method, (mark, line)) in enumerate(STYLES.items()):
             rows = [row["valid"] for row in result[method].values()]
+            budgets = [budget + 0.5 * (index - 1.5) for budget in result[method]]  # side by side where they are equal
             heights = [row["share"] for row in rows]
             ends = [[row["share"] - row["low"] for row in rows], [row["high"] - row["share"] for row in rows]]
-            axes.errorbar(list(result[method]), heights, yerr=ends, fmt=mark, linestyle=line, color=COLOURS[index],
+            axes.errorbar(budgets, heights, yerr=ends, fmt=mark, linestyle=line, color=COLOURS[index],
                           capsize=2, linewidth=1.4, label=f"{method}, of all attempts")  # fmt: skip
         finished = {budget: row["valid_of_finished"]["share"] for budget, row in result["fixed"].items()}
         reached = {budget: value for budget, value in finished.items() if value is not None}
         axes.plot(reached.keys(), reached.values(), "o", color="black", fillstyle="none", markersize=10, linewidth=0,
                   label="fixed, of those that finished")  # fmt: skip
-        axes.set_xlabel("max_new_tokens")
+        axes.set_xlabel("max_new_tokens (prompts with an example)")
         axes.set_ylabel("share of valid documents")
         axes.set_ylim(-0.03, 1.08)
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))

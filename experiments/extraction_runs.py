@@ -47,7 +47,7 @@ class Answer:
 
     Attributes:
         text: the text.
-        ids: the output's tokens, without those of an opening that was the prompt's.
+        ids: the output's tokens, with those of an opening that was the prompt's.
         parsed: the document; None where the output is not complete.
         is_truncated: whether the budget ended it.
         written: the tokens in front of the first that the model was asked about.
@@ -134,7 +134,7 @@ class Extraction:
         """
         places = [at for at, own in enumerate(masked) if own.opening and not others[at].begins_with(own.opening)]
         requests = [self._request_behind(shown, masked[at], policy) for at in places]
-        return self._put(others, places, requests, opened=True)
+        return self._put(others, places, requests, [masked[at].opening or () for at in places])
 
     def checks(self, shown: str, masked: Sequence[Answer]) -> dict[str, int]:
         """Return how often two runs that are the same by law gave the same tokens.
@@ -156,13 +156,16 @@ class Extraction:
         }
 
     def _put(
-        self, base: Sequence[Answer], places: Sequence[int], requests: Sequence[Request], *, opened: bool = False
+        self,
+        base: Sequence[Answer],
+        places: Sequence[int],
+        requests: Sequence[Request],
+        openings: Sequence[tuple[int, ...]] | None = None,
     ) -> list[Answer]:
-        """Return ``base`` with what comes of requests in some places."""
+        """Return ``base`` with what comes of requests in some places, behind openings that were the prompts'."""
         found = list(base)
-        for at, result in zip(places, self._run(requests), strict=True):
-            text = base[at].text
-            found[at] = self._answer(text, result, text.family.opening if opened else "")
+        for at, result, opening in zip(places, self._run(requests), openings or [()] * len(places), strict=True):
+            found[at] = self._answer(base[at].text, result, opening)
         return found
 
     def _run(self, requests: Sequence[Request], engine: jf.Engine | None = None) -> list[jf.Result]:
@@ -197,19 +200,20 @@ class Extraction:
     def _prompt_ids(self, shown: str, text: Text) -> tuple[int, ...]:
         return encode_prompt(text.messages(shown), self.engine.tokenizer, 2**31)
 
-    def _answer(self, text: Text, result: jf.Result, behind: str = "") -> Answer:
-        ids = tuple(result.token_ids)
-        sizes = [len(self.engine.vocabulary.token_bytes[token]) for token in ids]
-        ends = list(accumulate(sizes, initial=0))
-        end = len(text.family.opening)
-        has_opening = result.text.startswith(text.family.opening) and end in ends
+    def _answer(self, text: Text, result: jf.Result, opening: tuple[int, ...] = ()) -> Answer:
+        """Return what a result says, behind an opening that was the prompt's."""
+        ids = (*opening, *result.token_ids)
+        token_bytes, family = self.engine.vocabulary.token_bytes, text.family
+        ends = list(accumulate((len(token_bytes[token]) for token in ids), initial=0))
+        output = self.engine.vocabulary.text_bytes(opening).decode() + result.text
+        has_opening = output.startswith(family.opening) and len(family.opening) in ends
         asked = [kind is not jf.Provenance.FORCED for kind in result.provenance]
         return Answer(
             text,
             ids,
-            json.loads(behind + result.text, strict=False) if result.complete else None,
+            json.loads(output, strict=False) if result.complete else None,
             result.finish_reason == "length",
-            ids[: asked.index(True)] if True in asked else ids,
-            ids[: ends.index(end)] if has_opening else None,
-            tuple(ends[seam.start] < end for seam in self.engine.find_seams(ids) or ()),
+            tuple(result.token_ids[: asked.index(True)] if True in asked else result.token_ids),
+            ids[: ends.index(len(family.opening))] if has_opening else None,
+            tuple(ends[seam.start] < len(family.opening) for seam in self.engine.find_seams(ids) or ()),
         )
