@@ -1,6 +1,6 @@
 """Does jumping forward pay end to end, and does `exact` change nothing?
 
-    python experiments/end_to_end.py [--quick] [--repeats 3] [--dtypes float32 bfloat16]
+    python experiments/end_to_end.py [--quick] [--repeats 3] [--dtypes float32 bfloat16] [--methods masked exact ...]
 
 Three families of requests (records with required fields, function calls with optional parameters, free text inside a
 small frame), greedy, by plain `model.generate` with xgrammar's logits processor and by every policy, interleaved in
@@ -11,6 +11,7 @@ The last line of standard output is one JSON object.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -30,7 +31,7 @@ def main() -> None:
     for dtype in options.dtypes:
         engine = jf.Engine.from_pretrained(options.model, dtype=dtype)
         comparisons = _run(engine, cases, options, dtype)
-        measured[dtype] = _families(cases, comparisons)
+        measured[dtype] = _families(cases, comparisons, options.methods)
         _show(dtype, measured[dtype])
     _plot(options, measured)
     finish("end_to_end", conditions(options, num_cases=len(cases)), results=measured)
@@ -40,6 +41,7 @@ def _options() -> argparse.Namespace:
     made = parser(__doc__, draws=False)
     made.add_argument("--repeats", type=int, default=3)
     made.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    made.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     options = made.parse_args()
     options.max_new_tokens = 160
     if options.quick:  # a case or two of each family
@@ -55,16 +57,19 @@ def _run(engine: jf.Engine, cases: list[dict[str, Any]], options: argparse.Names
             jf.json_schema(case["schema"]),
             max_new_tokens=options.max_new_tokens,
             repeats=options.repeats,
+            methods=options.methods,
         )
         for case in track(cases, dtype, console=ERR)
     ]
 
 
-def _families(cases: list[dict[str, Any]], comparisons: list[Comparison]) -> dict[str, dict[str, dict[str, float]]]:
+def _families(
+    cases: list[dict[str, Any]], comparisons: list[Comparison], methods: Sequence[str]
+) -> dict[str, dict[str, dict[str, float]]]:
     families: dict[str, list[Comparison]] = {}
     for case, comparison in zip(cases, comparisons, strict=True):
         families.setdefault(case["family"], []).append(comparison)
-    return {family: {method: _summary(method, members) for method in METHODS} for family, members in families.items()}
+    return {family: {method: _summary(method, members) for method in methods} for family, members in families.items()}
 
 
 def _summary(method: str, members: list[Comparison]) -> dict[str, float]:
@@ -109,7 +114,7 @@ def _show(dtype: str, families: dict[str, dict[str, dict[str, float]]]) -> None:
 def _plot(options: argparse.Namespace, measured: dict[str, Any]) -> None:
     """Draw how many times faster than `masked` each policy was, a bar a family and type."""
     groups = [(dtype, family) for dtype, families in measured.items() for family in families]
-    policies = [method for method in METHODS if method not in (GENERATE, "masked")]
+    policies = [method for method in options.methods if method not in (GENERATE, "masked")]
     with plot(options, "end_to_end") as axes:
         for index, policy in enumerate(policies):
             places = [place + 0.27 * (index - 1) for place in range(len(groups))]
