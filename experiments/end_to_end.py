@@ -1,6 +1,6 @@
 """Does jumping forward pay end to end, and does `exact` change nothing?
 
-    python experiments/end_to_end.py [--quick] [--repeats 3] [--dtypes float32 bfloat16] [--methods masked exact ...]
+    python experiments/end_to_end.py [--quick] [--repeats 3] [--dtypes float32 bfloat16] [--policies exact ...]
 
 Three families of requests (records with required fields, function calls with optional parameters, free text inside a
 small frame), greedy, by plain `model.generate` with xgrammar's logits processor and by every policy, interleaved in
@@ -20,6 +20,9 @@ from rich.progress import track
 
 import jumpforward as jf
 from jumpforward.bench import GENERATE, METHODS, Comparison, compare
+
+BASES = (GENERATE, "masked")  # what the others are compared with
+POLICIES = [method for method in METHODS if method not in BASES]
 
 
 def main() -> None:
@@ -41,9 +44,9 @@ def _options() -> argparse.Namespace:
     made = parser(__doc__, draws=False)
     made.add_argument("--repeats", type=int, default=3)
     made.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    made.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    made.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES, help="beside the two bases")
     options = made.parse_args()
-    options.max_new_tokens = 160
+    options.methods, options.max_new_tokens = (*BASES, *options.policies), 160
     if options.quick:  # a case or two of each family
         options.repeats, options.max_new_tokens = 1, 32
     return options
@@ -114,16 +117,15 @@ def _show(dtype: str, families: dict[str, dict[str, dict[str, float]]]) -> None:
 def _plot(options: argparse.Namespace, measured: dict[str, Any]) -> None:
     """Draw how many times faster than `masked` each policy was, a bar a family and type."""
     groups = [(dtype, family) for dtype, families in measured.items() for family in families]
-    policies = [method for method in options.methods if method not in (GENERATE, "masked")]
     with plot(options, "end_to_end") as axes:
-        for index, policy in enumerate(policies):
+        for index, policy in enumerate(options.policies):
             places = [place + 0.27 * (index - 1) for place in range(len(groups))]
             speeds = [measured[dtype][family][policy]["speedup_over_masked"] for dtype, family in groups]
             axes.bar(places, speeds, 0.25, label=policy, color=COLOURS[index])
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set_xticks(range(len(groups)), [f"{family}\n{dtype}" for dtype, family in groups])
         axes.set_ylabel("times as fast as masked")
-        axes.legend(ncols=len(policies), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        axes.legend(ncols=len(options.policies), loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 if __name__ == "__main__":
