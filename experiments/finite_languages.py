@@ -1,6 +1,6 @@
 """Which law over texts does each policy have, and how far is it from masked sampling and from the model itself?
 
-    python experiments/finite_languages.py [--quick] [--lost 5e-7]
+    python experiments/finite_languages.py [--quick] [--lost 5e-7] [--places 2000]
 
 Languages that can be listed, at temperature 1. The laws are over texts, not tokens: every token path of a text counts.
 
@@ -47,7 +47,6 @@ PEOPLE = {
 WORDS = ["interest", "interested", "interesting", "internal", "international", "internet"]
 
 MOST_VARIATION = 1e-6  # of what must be the same law
-MOST_PLACES = 2000  # at which the model is asked: then more may be lost
 MONTHS = ["Jan", "Jun", "Jul"]
 
 
@@ -94,14 +93,14 @@ def normalised(weights: Law) -> dict[bytes, float]:
     return {text: weight / total for text, weight in weights.items()}
 
 
-def measure(kit: Kit, language: Language, most_lost: float) -> dict[str, Any]:
+def measure(kit: Kit, language: Language, most_lost: float, most_places: int) -> dict[str, Any]:
     """Return all laws of one language and how far they are from one another."""
     says = Says(kit, language)
     if disagreeing := [text for text in says.texts if not language.grammar.accepts(text)]:
         raise RuntimeError(f"the grammar of {language.name!r} does not accept {disagreeing}")
     canonical = canonical_weights(says)
     cut = FIRST_CUT
-    while (found := laws(says, cut, sum(canonical.values()))).lost > most_lost and says.num_known < MOST_PLACES:
+    while (found := laws(says, cut, sum(canonical.values()))).lost > most_lost and says.num_known < most_places:
         cut /= 4
     masked, ideal = found.masked, normalised(found.ideal)
     policies = {}
@@ -158,12 +157,15 @@ def main() -> None:
     """Measure every language, and hold `exact` to `masked`."""
     parser = harness.parser(__doc__)
     parser.add_argument("--lost", type=float, default=5e-7, help="the most mass that may be cut off")
+    parser.add_argument(
+        "--places", type=int, default=2000, help="paths behind which the model is asked, until more may be lost"
+    )
     options = parser.parse_args()
     scripted, branches = two_branches()
-    results = {branches.name: measure(scripted, branches, options.lost)}
+    results = {branches.name: measure(scripted, branches, options.lost, options.places)}
     kit = Kit(jf.Engine.from_pretrained(options.model, dtype="float32"))
     for language in languages()[: 2 if options.quick else None]:
-        results[language.name] = measure(kit, language, options.lost)
+        results[language.name] = measure(kit, language, options.lost, options.places)
     _plot(options, results)
     harness.finish("finite_languages", harness.conditions(options, temperature=1.0), results=results)
 
