@@ -102,7 +102,9 @@ def measure(kit: Kit, language: Language, most_lost: float, most_places: int) ->
     cut = FIRST_CUT
     while (found := laws(says, cut, sum(canonical.values()))).lost > most_lost and says.num_known < most_places:
         cut /= 4
-    masked, ideal = found.masked, normalised(found.ideal)
+    # A text may lie below the cut as a whole; its canonical path keeps its probability above zero.
+    ideal = normalised({text: max(found.ideal[text], canonical[text]) for text in says.texts})
+    masked = found.masked
     policies = {}
     for policy in POLICIES:
         walk = Walk(says, language, policy, cut)

@@ -229,7 +229,7 @@ def _plot(options: Any, groups: Sequence[Sequence[Spelling]], results: dict[str,
         axes.set_yscale("log")
         axes.set_xlabel("log-probability lost against the canonical spelling, nats")
         axes.set_ylabel("KL of the next token behind the key, nats")
-        axes.legend(title="extra tokens", loc="lower right")
+        axes.legend(title="extra tokens", loc="lower right", bbox_to_anchor=(1.0, 0.06))
 
 
 if __name__ == "__main__":
