@@ -157,7 +157,7 @@ def two_branches() -> tuple[Kit, Language]:
 
 def main() -> None:
     """Measure every language, and hold `exact` to `masked`."""
-    parser = harness.parser(__doc__)
+    parser = harness.parser(__doc__, draws=False)
     parser.add_argument("--lost", type=float, default=5e-7, help="the most mass that may be cut off")
     parser.add_argument(
         "--places", type=int, default=2000, help="paths behind which the model is asked, until more may be lost"

@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    made = parser(__doc__)
+    made = parser(__doc__, draws=False)
     made.add_argument("--cases", type=int, default=4, help="texts of each domain of extraction")
     options = made.parse_args()
     options.cases = 1 if options.quick else options.cases

@@ -59,7 +59,7 @@ Tally = Counter[str]  # tokens, passes, rows of linear drafts, and tree rows bes
 
 
 def main() -> None:
-    options = harness.parser(__doc__).parse_args()
+    options = harness.parser(__doc__, draws=False).parse_args()
     cases = load(options)
     engine = jf.Engine.from_pretrained(options.model, dtype="float32", pass_costs=costs("bfloat16"))
     for case in track(cases, "outputs", console=harness.ERR):
