@@ -256,7 +256,7 @@ class Walk:
             for index, path in enumerate(_reached(run, piece.rows, chosen)):
                 token, share = self._draw(run.bitmask[piece.rows[index]].numpy(), path, drawn, decisions, mass)
                 chosen[index], mass, drawn = token, mass * share, (*drawn, token)
-            run.take(piece, chosen, None)
+            run.take(piece, chosen, None, None)
         if run.sequence.finish_reason != "end":
             raise RuntimeError(f"expected a run to its end, got {run.text!r} ({run.sequence.finish_reason})")
         self.law[bytes(run.sequence.data)] += mass

@@ -182,7 +182,7 @@ class Replay:
         self.output += rest[:num_kept]
         for token in rest[:num_kept]:
             self.matcher.consume(token)
-        self.builder.learn(draft, self.output, choices, num_kept)
+        self.builder.learn(draft, self.output, choices, num_kept, scores={})
 
     def choice(self, draft: Draft, rest: Path, row: int, num_right: int) -> int | None:
         """Return the model's choice at a row, as far as it is known."""
