@@ -116,7 +116,7 @@ class Engine:
         )
         self._intake = Intake(self._runner, tokenizer, self._boundary, self.vocabulary)
         self._serving = Serving(self._runner, self._compiler, self._limits)
-        self._tasks = TaskMaker(self._intake, self._compiler, self._serving, self._new_run)
+        self._tasks = TaskMaker(self._intake, self._compiler, self._serving)
 
     @classmethod
     def from_pretrained(
@@ -215,7 +215,7 @@ class Engine:
         limits = self._limits if batch_size is None else replace(self._limits, batch_size=batch_size)
         return run_batch(
             self._serving.new_loop(limits),
-            [self._tasks.of_batch(request) for request in requests],
+            [self._tasks.of_batch(self._new_run, request) for request in requests],
             progress=progress,
             return_errors=return_errors,
         )
@@ -310,7 +310,7 @@ class Engine:
 
     def _alone(self, prompt: Prompt, grammar: Grammar, options: GenerationOptions) -> tuple[Task, Loop]:
         """Return a request and a loop of its own with nothing else in it."""
-        task = self._tasks.alone(prompt, grammar, options)
+        task = self._tasks.alone(self._new_run, prompt, grammar, options)
         loop = Loop(self._runner, self._limits, num_rows=1)
         loop.add(task)
         loop.admit()

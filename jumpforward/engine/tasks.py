@@ -16,24 +16,23 @@ from jumpforward.stats import Counters
 
 
 class TaskMaker:
-    """Makes the tasks of one engine."""
+    """Makes the tasks of one engine, which is not held by it: a cycle would keep its model until it is collected."""
 
-    def __init__(self, intake: Intake, compiler: GrammarCompiler, serving: Serving, new_run: NewRun) -> None:
+    def __init__(self, intake: Intake, compiler: GrammarCompiler, serving: Serving) -> None:
         self._intake = intake
         self._compiler = compiler
         self._serving = serving
-        self._new_run = new_run
 
-    def alone(self, prompt: Prompt, grammar: Grammar, options: GenerationOptions) -> Task:
+    def alone(self, new_run: NewRun, prompt: Prompt, grammar: Grammar, options: GenerationOptions) -> Task:
         """Return a task whose grammar this thread has compiled."""
         counters = Counters()
         request = self._intake.request(prompt, grammar, **options)
         counters.lap("prompt")
         compiled: Future[Compiled] = Future()
         compiled.set_result(self._compiler.compile(request.matched))
-        return Task(request, compiled, counters, self._new_run)
+        return Task(request, compiled, counters, new_run)
 
-    def of_batch(self, arguments: GenerationRequest) -> Task | JumpForwardError:
+    def of_batch(self, new_run: NewRun, arguments: GenerationRequest) -> Task | JumpForwardError:
         """Return a request of a batch, or why it is none."""
         counters = Counters()
         try:
@@ -41,4 +40,4 @@ class TaskMaker:
         except JumpForwardError as error:
             return error
         counters.lap("prompt")
-        return Task(request, self._serving.compile(request.matched), counters, self._new_run)
+        return Task(request, self._serving.compile(request.matched), counters, new_run)
