@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import accumulate
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -37,21 +38,32 @@ class _Group(NamedTuple):
     column: torch.Tensor  # the place in the row
 
 
-_GROUPS: ContextVar[list[_Group] | None] = ContextVar("groups", default=None)
+class _Layout:
+    """The chunks of a pass: so many tokens each."""
 
+    def __init__(self, counts: Sequence[int]) -> None:
+        self._counts = counts
+        self._groups: dict[torch.device, list[_Group]] = {}  # made once a device, and not once a layer
 
-def _grouped(counts: Sequence[int], device: torch.device) -> list[_Group]:
-    """Return the short rows as one group, and each long one by itself."""
-    short = [row for row, count in enumerate(counts) if 0 < count <= _LONG]
-    starts = [sum(counts[:row]) for row in range(len(counts))]
-    groups = []
-    for rows in ([short] if short else []) + [[row] for row, count in enumerate(counts) if count > _LONG]:
+    def groups(self, device: torch.device) -> list[_Group]:
+        """Return the short rows as one group, and each long one by itself."""
+        if device not in self._groups:
+            short = [row for row, count in enumerate(self._counts) if 0 < count <= _LONG]
+            long = [[row] for row, count in enumerate(self._counts) if count > _LONG]
+            self._groups[device] = [self._group(rows, device) for rows in [short, *long] if rows]
+        return self._groups[device]
+
+    def _group(self, rows: list[int], device: torch.device) -> _Group:
+        counts = self._counts
+        starts = list(accumulate(counts, initial=0))
         places = [(starts[row] + column, at, column) for at, row in enumerate(rows) for column in range(counts[row])]
         lies_together = rows[-1] - rows[0] + 1 == len(rows)
         index = slice(rows[0], rows[-1] + 1) if lies_together else rows  # a slice copies nothing
         parts = torch.tensor(places, device=device).unbind(1)
-        groups.append(_Group(index, len(rows), max(counts[row] for row in rows), *parts))
-    return groups
+        return _Group(index, len(rows), max(counts[row] for row in rows), *parts)
+
+
+_LAYOUT: ContextVar[_Layout | None] = ContextVar("layout", default=None)
 
 
 def _attend(
@@ -63,12 +75,12 @@ def _attend(
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend as SDPA does: query (1, heads, tokens, head_dim); keys, values (rows, kv_heads, keys, head_dim)."""
-    groups = _GROUPS.get()
-    if groups is None or attention_mask is None:
+    layout = _LAYOUT.get()
+    if layout is None or attention_mask is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **arguments)
     _, num_heads, num_tokens, head_dim = query.shape
     output = query.new_empty(1, num_tokens, num_heads, value.shape[-1])
-    for group in groups:
+    for group in layout.groups(query.device):
         laid_out = query.new_zeros(group.num_rows, num_heads, group.len_chunk, head_dim)
         # Advanced indices around a slice put their axis first: (tokens, heads, head_dim).
         laid_out[group.row, :, group.column] = query[0, :, group.packed].transpose(0, 1)
@@ -86,16 +98,16 @@ _num_passes: dict[int, int] = {}  # by the id of a config in use, the passes tha
 
 
 @contextmanager
-def packed(config: Any, counts: Sequence[int], device: torch.device) -> Iterator[None]:
+def packed(config: Any, counts: Sequence[int]) -> Iterator[None]:
     """Have a model attend to packed chunks of so many tokens, in this thread, until the block ends."""
-    token = _GROUPS.set(_grouped(counts, device))
+    token = _LAYOUT.set(_Layout(counts))
     with _LOCK:
         _num_passes[id(config)] = _num_passes.get(id(config), 0) + 1
         config._attn_implementation = ATTENTION
     try:
         yield
     finally:
-        _GROUPS.reset(token)
+        _LAYOUT.reset(token)
         with _LOCK:
             _num_passes[id(config)] -= 1
             if not _num_passes[id(config)]:

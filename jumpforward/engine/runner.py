@@ -184,7 +184,7 @@ class Runner:
         ids = torch.tensor([list(chain(*chunks))], device=self.model.device)
         cache.begin(counts, rows, is_packed=True)
         wanted = [start + position for start, kept in zip(starts, keep, strict=False) for position in kept]
-        with packed(self.config, counts, self.model.device):
+        with packed(self.config, counts):
             output = self._call_with(cache, ids, wanted)
         return list(output.logits[0].float().split([len(kept) for kept in keep]))
 
