@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jumpforward.engine.cache import KVCache
-from jumpforward.engine.packing import ATTENTION, PACKABLE
+from jumpforward.engine.packing import ATTENTION, PACKABLE, _Layout
 from jumpforward.engine.runner import Runner
 
 WIDTH = 64
@@ -110,6 +110,20 @@ def test_other_threads_use_the_model_meanwhile() -> None:
         for each in done:
             each.result()
     assert model.config._attn_implementation == PACKABLE
+
+
+def test_what_packed_rows_are_laid_out_by_is_made_once_a_device_and_covers_every_token_once() -> None:
+    layout = _Layout([1, 40, 0, 3, 33, 2])
+    groups = layout.groups(torch.device("cpu"))
+    assert groups is layout.groups(torch.device("cpu"))
+    assert sorted(torch.cat([group.packed for group in groups]).tolist()) == list(range(79))
+    assert [(group.rows, group.len_chunk) for group in groups] == [
+        ([0, 3, 5], 3),
+        (slice(1, 2), 40),
+        (slice(4, 5), 33),
+    ]
+    meta = layout.groups(torch.device("meta"))  # another device: layers of a model may be on several
+    assert {group.packed.device.type for group in meta} == {"meta"}
 
 
 def test_models_that_attend_in_their_own_way_are_padded() -> None:

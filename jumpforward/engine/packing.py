@@ -94,7 +94,7 @@ AttentionInterface.register(ATTENTION, _attend)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 _LOCK = Lock()
-_num_passes: dict[int, int] = {}  # by the id of a config in use, the passes that are under way
+_packed_passes: dict[int, int] = {}  # by the id of a config, how many packed passes are under way
 
 
 @contextmanager
@@ -102,14 +102,14 @@ def packed(config: Any, counts: Sequence[int]) -> Iterator[None]:
     """Have a model attend to packed chunks of so many tokens, in this thread, until the block ends."""
     token = _LAYOUT.set(_Layout(counts))
     with _LOCK:
-        _num_passes[id(config)] = _num_passes.get(id(config), 0) + 1
+        _packed_passes[id(config)] = _packed_passes.get(id(config), 0) + 1
         config._attn_implementation = ATTENTION
     try:
         yield
     finally:
         _LAYOUT.reset(token)
         with _LOCK:
-            _num_passes[id(config)] -= 1
-            if not _num_passes[id(config)]:
-                del _num_passes[id(config)]
+            _packed_passes[id(config)] -= 1
+            if not _packed_passes[id(config)]:
+                del _packed_passes[id(config)]
                 config._attn_implementation = PACKABLE
