@@ -2,8 +2,9 @@
 
     python experiments/serving.py [--quick] [--dtype float32]
 
-latency  seconds to the first text of 16 requests that arrive together, alone, with one more among them whose grammar
-         takes seconds to compile, and alone again. The others' latency must not move.
+latency  seconds to the first text of 16 requests that arrive together, alone and with one more among them whose grammar
+         takes long to compile, in turn; with all cores for the model, and with all but one. The others' latency must
+         not move.
 prefix   16 questions behind one system prompt of 1,000 tokens, with and without kept prefixes.
 
 No request remembers another's output. The last line of standard output is one JSON object.
@@ -18,6 +19,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import torch
 from harness import COLOURS, conditions, finish, parser, plot, show
 from throughput import FAMILY_BATCH_SIZE, Case, mixed_cases
 
@@ -29,23 +31,25 @@ _LEN_SYSTEM_PROMPT = 1000
 def main() -> None:
     options = _options()
     engine = jf.Engine.from_pretrained(options.model, dtype=options.dtype, prefix_cache_bytes=0, memory="request")
-    latency = asyncio.run(_latency(engine, mixed_cases(options.num_served)))
+    latency = _latency(engine, mixed_cases(options.num_served), options.rounds)
     prefix = _prefix(engine, options)
-    columns = ("requests", "median, s", "most, s", "the slow one, s")
-    rows = [(name, row["median_s"], row["most_s"], row.get("slow_s", "")) for name, row in latency.items()]
-    show("time to first text", columns, rows)
+    columns = ("threads of the model", "a slow grammar", "median, s", "most, s", "the slow one, s")
+    rows = [
+        (row["num_threads"], row["slow_grammar"], row["median_s"], row["most_s"], row.get("slow_s", ""))
+        for row in latency
+    ]
+    show("time to first text, medians over rounds", columns, rows)
     columns = ("kept prefixes", "prompt tokens", "prefilled", "s")
     kept = [(name, *prefix[name].values()) for name in ("without", "with")]
     show(f"{options.num_questions} questions behind one prompt", columns, kept)
     with plot(options, "serving") as axes:
-        for index, (name, row) in enumerate(latency.items()):
-            waits = sorted(row["first_s"])
-            axes.step(
-                waits, range(1, len(waits) + 1), where="post", label=name, color=COLOURS[index], linewidth=3 - index
-            )
+        for index, row in enumerate(latency):
+            waits, number = row["first_s"], range(1, len(row["first_s"]) + 1)
+            label = f"{row['num_threads']} threads, {row['slow_grammar']} a slow grammar"
+            axes.step(waits, number, where="post", label=label, color=COLOURS[index // 2], linestyle="-:"[index % 2])
         axes.set_xlabel("seconds since all arrived")
         axes.set_ylabel("requests with text")
-        axes.legend(title="a slow grammar")
+        axes.legend()
     finish("serving", conditions(options), latency=latency, prefix=prefix)
 
 
@@ -54,25 +58,52 @@ def _options() -> argparse.Namespace:
     made.add_argument("--dtype", default="float32")
     options = made.parse_args()
     options.num_served, options.num_questions = (3, 2) if options.quick else (16, 16)
+    options.rounds = 1 if options.quick else 3
     return options
 
 
-async def _latency(engine: jf.Engine, cases: Sequence[Case]) -> dict[str, Any]:
-    """Return the seconds to the first text of each request, with and without a slow grammar among them."""
-    found: dict[str, Any] = {}
-    for name, slow in (("without", None), ("with", _slow_grammar()), ("without again", None)):
-        served = jf.Engine(engine.model, engine.tokenizer, prefix_cache_bytes=0, memory="request")
-        for case in cases:
-            served.compiler.compile(case.grammar)
-        grammars = [case.grammar for case in cases]
-        first_s = [_first_text_s(served, case, grammar) for case, grammar in zip(cases, grammars, strict=True)]
-        if slow is not None:
-            first_s.insert(1, _first_text_s(served, cases[0], slow))
-        seconds = await asyncio.gather(*first_s)
-        row = {} if slow is None else {"slow_s": seconds.pop(1)}
-        found[name] = {"median_s": median(seconds), "most_s": max(seconds), "first_s": seconds, **row}
-        served.close()
+def _latency(engine: jf.Engine, cases: Sequence[Case], rounds: int) -> list[dict[str, Any]]:
+    """Return the seconds to first texts by the number of the model's threads, with and without a slow grammar."""
+    num_cores = torch.get_num_threads()
+    found = []
+    for num_threads in (num_cores, max(1, num_cores - 1)):
+        torch.set_num_threads(num_threads)
+        runs: dict[str, list[tuple[list[float], float | None]]] = {"without": [], "with": []}
+        for _ in range(rounds):
+            for name, of_setting in runs.items():
+                of_setting.append(asyncio.run(_first_texts_s(engine, cases, has_slow=name == "with")))
+        found += [
+            {"num_threads": num_threads, "slow_grammar": name, **_summary(runs[name])} for name in ("without", "with")
+        ]
+    torch.set_num_threads(num_cores)
     return found
+
+
+def _summary(runs: Sequence[tuple[list[float], float | None]]) -> dict[str, Any]:
+    """Return medians over rounds; ``first_s`` of the requests in the order of their first texts."""
+    row: dict[str, Any] = {
+        "median_s": median(median(seconds) for seconds, _ in runs),
+        "most_s": median(max(seconds) for seconds, _ in runs),
+        "first_s": [median(each) for each in zip(*(sorted(seconds) for seconds, _ in runs), strict=True)],
+    }
+    slow_s = [seconds for _, seconds in runs if seconds is not None]
+    return row | {"slow_s": median(slow_s)} if slow_s else row
+
+
+async def _first_texts_s(
+    engine: jf.Engine, cases: Sequence[Case], *, has_slow: bool
+) -> tuple[list[float], float | None]:
+    """Return the seconds to the first text of each request, and of one whose grammar is slow, if it is among them."""
+    served = jf.Engine(engine.model, engine.tokenizer, prefix_cache_bytes=0, memory="request")
+    for case in cases:
+        served.compiler.compile(case.grammar)
+    first_s = [_first_text_s(served, case, case.grammar) for case in cases]
+    if has_slow:
+        first_s.insert(1, _first_text_s(served, cases[0], _slow_grammar()))
+    seconds = await asyncio.gather(*first_s)
+    slow_s = seconds.pop(1) if has_slow else None
+    served.close()
+    return seconds, slow_s
 
 
 async def _first_text_s(engine: jf.Engine, case: Case, grammar: jf.Grammar) -> float:

@@ -69,7 +69,7 @@ class _Chunk:
 
     @cached_property
     def is_even(self) -> bool:
-        return len(set(zip(self.starts, self.counts, strict=True))) == 1
+        return not self.is_packed and len(set(zip(self.starts, self.counts, strict=True))) == 1
 
     @cached_property
     def index(self) -> slice | list[int]:

@@ -220,10 +220,10 @@ class Engine:
             return_errors=return_errors,
         )
 
-    def start(self, requests: Sequence[Request]) -> tuple[Loop, list[Task]]:
+    def start(self, requests: Sequence[Request], *, shares: bool = False) -> tuple[Loop, list[Task]]:
         """Return a loop with these requests in it, all of which run at a time, for the caller to step.
 
-        They share the beginnings of their prompts with one another only, and not with other calls.
+        They share the beginnings of their prompts with one another, and only if it ``shares`` with other calls.
 
         Raises:
             PromptError: a prompt is empty, or has no room behind it.
@@ -232,7 +232,7 @@ class Engine:
         for request in requests:
             checked_ids(request.prompt_ids, self._runner.max_length)
             self._intake.check_rollback(request.policy)
-        loop = self._serving.new_loop(replace(self._limits, batch_size=len(requests)), shares=False)
+        loop = self._serving.new_loop(replace(self._limits, batch_size=len(requests)), shares=shares)
         tasks = [
             Task(request, self._serving.compile(request.matched), Counters(), self._new_run) for request in requests
         ]

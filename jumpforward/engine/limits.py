@@ -28,7 +28,7 @@ class Limits:
         token_budget: the most tokens that a step feeds. Longer prompts are cut, so that other requests get on.
         max_padding: the most padding, in tokens, for whose sake chunks of unlike length share a pass. By default as
             much as costs about what another pass would, which is measured. Models that attend by SDPA need none; see
-            :mod:`jumpforward.engine.packing`.
+            :mod:`jumpforward.engine.attention`.
         max_cache_bytes: the most memory that the KV cache takes; None for no limit. While buffers are exchanged
             for larger ones, one layer's are there twice.
         prefix_cache_bytes: the most memory for beginnings of prompts that are kept for other requests; 0 keeps none.

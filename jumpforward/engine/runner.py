@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import torch
 
+from jumpforward.engine.attention import REPLACED, attending, lying_together
 from jumpforward.engine.cache import KVCache, LayerKind, layer_kinds
-from jumpforward.engine.packing import PACKABLE, packed
 from jumpforward.errors import ModelError, RollbackUnsupportedError
 
 _PROBE_IDS = (0, 1, 1, 0, 1, 0)  # ids that every vocabulary has
@@ -87,7 +88,7 @@ class Runner:
         width: how many logits it gives.
         max_length: the longest sequence it takes, in tokens.
         no_rollback_reason: why its cache cannot be cropped; None where it can.
-        packs: whether chunks of unlike length are fed without padding; see :mod:`jumpforward.engine.packing`.
+        packs: whether chunks of unlike length are fed without padding; see :mod:`jumpforward.engine.attention`.
         bytes_per_token: the memory that a token takes in a cache of ours; 0 where there is none.
     """
 
@@ -108,7 +109,8 @@ class Runner:
         attention = getattr(self.config, "_attn_implementation", None)
         # Eager attention adds its mask to the scores; SDPA takes booleans.
         self._mask_dtype = model.dtype if attention == "eager" else None
-        self.packs = attention == PACKABLE and self._takes_positions
+        self._attends_here = attention == REPLACED
+        self.packs = self._attends_here and self._takes_positions
         self._takes_chunks = True
         self.bytes_per_token = 0
         self.width, self._kinds, self.no_rollback_reason = self._probe()
@@ -158,14 +160,15 @@ class Runner:
             return [self._forward_native(cache, chunks[0], keep[0])]
         if not isinstance(cache, KVCache):
             raise TypeError(f"expected a cache of new_cache(), got {type(cache).__name__}")
+        rows = range(len(chunks)) if rows is None else rows
         counts = [len(chunk) for chunk in chunks]
-        if self.packs and len(set(counts)) > 1:
+        if self.packs and (len(set(counts)) > 1 or rows[-1] - rows[0] + 1 > len(rows)):
             return self._forward_packed(cache, chunks, keep, rows)
         device, len_chunk = self.model.device, max(counts)
         ids = torch.tensor([[*chunk, *[0] * (len_chunk - len(chunk))] for chunk in chunks], device=device)
         cache.begin(counts, rows)
         wanted = sorted(set().union(*keep))
-        output = self._call_with(cache, ids, wanted)
+        output = self._call_with(cache, ids, wanted, counts, is_packed=False)
         index = {position: place for place, position in enumerate(wanted)}
         if len(chunks) == 1:
             return [output.logits[0].float()]
@@ -176,23 +179,27 @@ class Runner:
         cache: KVCache,
         chunks: Sequence[Sequence[int]],
         keep: Sequence[Sequence[int]],
-        rows: Sequence[int] | None,
+        rows: Sequence[int],
     ) -> list[torch.Tensor]:
         """Feed the chunks one behind the other in one row."""
-        counts = [len(chunk) for chunk in chunks]
-        starts = list(accumulate(counts, initial=0))
+        given = dict(zip(rows, chunks, strict=True))
+        rows_of_pass = lying_together(rows)
+        counts = [len(given.get(row, ())) for row in rows_of_pass]
+        starts = dict(zip(rows_of_pass, accumulate(counts, initial=0), strict=False))
         ids = torch.tensor([list(chain(*chunks))], device=self.model.device)
-        cache.begin(counts, rows, is_packed=True)
-        wanted = [start + position for start, kept in zip(starts, keep, strict=False) for position in kept]
-        with packed(self.config, counts):
-            output = self._call_with(cache, ids, wanted)
+        cache.begin(counts, rows_of_pass, is_packed=True)
+        wanted = [starts[row] + position for row, kept in zip(rows, keep, strict=True) for position in kept]
+        output = self._call_with(cache, ids, wanted, counts, is_packed=True)
         return list(output.logits[0].float().split([len(kept) for kept in keep]))
 
-    def _call_with(self, cache: KVCache, ids: torch.Tensor, wanted: Sequence[int]) -> Any:
+    def _call_with(
+        self, cache: KVCache, ids: torch.Tensor, wanted: Sequence[int], counts: Sequence[int], *, is_packed: bool
+    ) -> Any:
         """Feed the chunk that a cache of ours expects."""
         positions = {"position_ids": cache.positions(ids.device)} if self._takes_positions else {}
         mask = cache.attention_mask(ids.device, self._mask_dtype)
-        output = self._call(ids, cache, wanted, attention_mask=mask, **positions)
+        with attending(self.config, counts, is_packed=is_packed) if self._attends_here else nullcontext():
+            output = self._call(ids, cache, wanted, attention_mask=mask, **positions)
         cache.advance()
         return output
 
@@ -225,8 +232,8 @@ class Runner:
             reason: str | None = kinds
         else:
             reason = self._rollback_failure(kinds, reference[-1])
-            if reason is not None and self.packs:
-                self.packs = False
+            if reason is not None and self._attends_here:
+                self._attends_here = self.packs = False
                 reason = self._rollback_failure(kinds, reference[-1])
         if reason is not None:
             self._takes_chunks = _failure(self._without_rollback, reference[-1], self.model.dtype) is None

@@ -6,16 +6,14 @@ fixed point over its serialized rules: a rule can end when some alternative cons
 
 from __future__ import annotations
 
-import json
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from jumpforward.errors import GrammarError
+from jumpforward.grammar.serialized import expressions, read
 
 if TYPE_CHECKING:
     import xgrammar
 
-_KNOWN_FORMAT = "v18"  # xgrammar 0.2.9; the form of another version is not guessed at
 _RULE, _SEQUENCE, _CHOICES, _REPEAT = 4, 5, 6, 8
 
 
@@ -26,10 +24,8 @@ def check_finite(kind: str, rules: xgrammar.Grammar) -> xgrammar.Grammar:
         GrammarError: one of them can never come to an end. The grammar may still have complete texts, but a model
             that steps into that rule would be led nowhere.
     """
-    spec = json.loads(rules.serialize_json())
-    if spec.get("__VERSION__") != _KNOWN_FORMAT:
-        return rules
-    endless = _endless_rules(spec)
+    spec = read(rules)
+    endless = _endless_rules(spec) if spec is not None else []
     if endless:
         raise GrammarError(
             kind,
@@ -40,23 +36,21 @@ def check_finite(kind: str, rules: xgrammar.Grammar) -> xgrammar.Grammar:
 
 
 def _endless_rules(spec: dict[str, Any]) -> list[str]:
-    data, starts = spec["grammar_expr_data"], spec["grammar_expr_indptr"]
-    bounds = starts if starts and starts[-1] == len(data) else [*starts, len(data)]
-    expressions = [(data[start], data[start + 2 : end]) for start, end in pairwise(bounds)]
+    known = expressions(spec)
     bodies = [rule[1] for rule in spec["rules"]]
     ends = [False] * len(bodies)
     while True:
-        can_end = _expressions_that_end(expressions, ends)
+        can_end = _expressions_that_end(known, ends)
         now = [can_end[body] for body in bodies]
         if now == ends:
             return [rule[0] for rule, end in zip(spec["rules"], ends, strict=True) if not end]
         ends = now
 
 
-def _expressions_that_end(expressions: list[tuple[int, list[int]]], ends: list[bool]) -> list[bool]:
+def _expressions_that_end(known: list[tuple[int, list[int]]], ends: list[bool]) -> list[bool]:
     """Return which expressions can end, given which rules can. An expression's parts stand before it."""
     can_end: list[bool] = []
-    for kind, parts in expressions:
+    for kind, parts in known:
         if kind == _RULE:
             can_end.append(ends[parts[0]])
         elif kind == _SEQUENCE:

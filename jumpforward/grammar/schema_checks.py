@@ -1,18 +1,16 @@
 """What can be wrong with a JSON Schema, found before it is used.
 
-xgrammar reads schemas leniently: some keywords have no effect beside others, large numbers are
-rewritten, and an error names no place. These checks say so.
+xgrammar reads schemas leniently: large numbers are rewritten, and an error names no place. These checks say so.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jumpforward.errors import GrammarError, GrammarWarning
+from jumpforward.errors import GrammarError
 
 if TYPE_CHECKING:
     import xgrammar
@@ -24,10 +22,6 @@ _SUBSCHEMA = ("additionalProperties", "items", "contains", "not", "if", "then", 
 _SUBSCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SUBSCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DEFINITIONS = ("$defs", "definitions")
-# Beside a reference or an alternative xgrammar reads only that, and drops the rest of the object.
-_WINS_ALONE = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
-_CONSTRAINTS = ("type", "properties", "required", "additionalProperties", "items", "pattern",
-                "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems")  # fmt: skip
 
 
 def load(schema: Mapping[str, Any] | str | bool | type[BaseModel]) -> tuple[Any, type[BaseModel] | None]:
@@ -135,19 +129,3 @@ def _has_delicate_number(value: Any) -> bool:
         elif isinstance(item, float) or (isinstance(item, int) and abs(item) >= 2**53):
             return True
     return False
-
-
-def warn_of_ignored_keywords(schema: Any) -> None:
-    """Warn of constraints that stand beside a keyword which makes xgrammar ignore them."""
-    for pointer, part in subschemas(schema):
-        if not isinstance(part, dict):
-            continue
-        winner = next((key for key in _WINS_ALONE if key in part), None)
-        ignored = [key for key in _CONSTRAINTS if key in part and winner not in (None, "const", "enum")]
-        if ignored:
-            warnings.warn(
-                f"{', '.join(ignored)} beside {winner} (at {pointer or '/'}) has no effect on the grammar: "
-                "more is accepted than the schema says",
-                GrammarWarning,
-                stacklevel=3,
-            )

@@ -17,6 +17,8 @@ from jumpforward.errors import GrammarError, OptionError
 from jumpforward.grammar import schema_checks
 from jumpforward.grammar.bytewise import ByteWalker, compile_bytewise
 from jumpforward.grammar.endless import check_finite
+from jumpforward.grammar.ignored import warn_of_ignored_keywords
+from jumpforward.grammar.serialized import without_raw_controls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,7 +98,7 @@ class Grammar:
         """
         if self.kind != "json_schema":
             return text
-        # Not strict: xgrammar lets control characters into strings of a bounded length.
+        # Not strict: a version of xgrammar whose rules are not known here may let control characters into strings.
         value = json.loads(text, strict=False)
         return value if self.model is None else self.model.model_validate_json(json.dumps(value))
 
@@ -140,7 +142,7 @@ def json_schema(
 
     rules = check_finite("json_schema", schema_checks.convert(value, convert))
     schema_checks.check_numbers(value, lambda part: ByteWalker(compile_bytewise(convert(part))).forced_bytes())
-    schema_checks.warn_of_ignored_keywords(value)
+    warn_of_ignored_keywords(value)
     return Grammar("json_schema", json.dumps(value), rules, value, model)
 
 
@@ -165,13 +167,15 @@ def _schema_rules(
     import xgrammar
 
     flexible = whitespace == "flexible"
-    return xgrammar.Grammar.from_json_schema(
-        json.dumps(schema, allow_nan=False),
-        any_whitespace=flexible,
-        separators=None if flexible else _SEPARATORS[whitespace],
-        max_whitespace_cnt=max_whitespace if flexible else None,
-        strict_mode=strict,
-        any_order=any_order,
+    return without_raw_controls(
+        xgrammar.Grammar.from_json_schema(
+            json.dumps(schema, allow_nan=False),
+            any_whitespace=flexible,
+            separators=None if flexible else _SEPARATORS[whitespace],
+            max_whitespace_cnt=max_whitespace if flexible else None,
+            strict_mode=strict,
+            any_order=any_order,
+        )
     )
 
 
