@@ -1,6 +1,6 @@
 """Does forcing text change answers, for better or worse, and what decides that?
 
-    python experiments/answers.py [--quick] [--num-texts 102] [--shown none ...] [--kept FILE]
+    python experiments/answers.py [--quick] [--num-texts 102] [--shown none ...]
 
 Short texts with known answers (extraction_texts.py: three schemas, 24 templates), one JSON document each, greedy, by
 policy and whitespace setting. Prompts show of the JSON: nothing (none); a form of the document in the task, written as
@@ -23,16 +23,13 @@ last line of standard output is one JSON object.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from extraction_runs import Answer, Extraction
 from extraction_texts import SHOWN, texts
-from harness import COLOURS, conditions, finish, lines, parser, plot, show
+from harness import COLOURS, conditions, finish, parser, plot, show
 from paired import compared, share
 
 NUM_CHECKED = 5  # texts of each prompt
@@ -45,32 +42,15 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--num-texts", type=int, default=102)
     made.add_argument("--shown", nargs="+", default=list(SHOWN), choices=list(SHOWN), help="these prompts only")
-    made.add_argument("--kept", type=Path, help="keep what is measured in this file, and do not measure that again")
     options = made.parse_args()
     if options.quick:
         options.num_texts = 3
-    found: dict[str, Any] = {}
-    for record in lines(options.kept) if options.kept and options.kept.exists() else ():
-        found |= record
-    if missing := [shown for shown in options.shown if shown not in found]:
-        found |= _run(options, missing)
-    results = {shown: found[shown] for shown in options.shown}
+    task = Extraction(options.model, texts(options.num_texts, options.seed))
+    results = {shown: _measured(task, shown, options.seed) for shown in options.shown}
     for shown, result in results.items():
         _show(shown, result)
     _draw(options, results)
-    del options.kept
     finish("answers", conditions(options), results=results)
-
-
-def _run(options: argparse.Namespace, prompts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    task = Extraction(options.model, texts(options.num_texts, options.seed))
-    found = {}
-    for shown in prompts:
-        found[shown] = _measured(task, shown, options.seed)
-        if options.kept:
-            with options.kept.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({shown: found[shown]}) + "\n")
-    return found
 
 
 def _measured(task: Extraction, shown: str, seed: int) -> dict[str, Any]:

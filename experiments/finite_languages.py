@@ -1,6 +1,6 @@
 """Which law over texts does each policy have, and how far is it from masked sampling and from the model itself?
 
-    python experiments/finite_languages.py [--quick] [--lost 5e-7] [--places 2000]
+    python experiments/finite_languages.py [--quick] [--lost 5e-7] [--places 1000]
 
 Languages that can be listed, at temperature 1. The laws are over texts, not tokens: every token path of a text counts.
 
@@ -160,7 +160,7 @@ def main() -> None:
     parser = harness.parser(__doc__, draws=False)
     parser.add_argument("--lost", type=float, default=5e-7, help="the most mass that may be cut off")
     parser.add_argument(
-        "--places", type=int, default=2000, help="paths behind which the model is asked, until more may be lost"
+        "--places", type=int, default=1000, help="paths behind which the model is asked, until more may be lost"
     )
     options = parser.parse_args()
     scripted, branches = two_branches()

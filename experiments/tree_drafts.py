@@ -45,7 +45,7 @@ from jumpforward.vocab.borders import StableBorders
 from jumpforward.vocab.encoder import PlainEncoder
 
 # What a row costs, in passes, on two cores; measured by end_to_end.py and drafting.py.
-RATIOS = {"bfloat16": 0.93 / 43, "float32": 0.1}
+RATIOS = {"bfloat16": 0.55 / 57.5, "float32": 0.1}
 WORKLOADS = ("records", "calls", "text", "extraction")
 SIZES = (2, 3, 4, 8)
 PLACES = ("end", "every", "oracle")

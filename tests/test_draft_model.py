@@ -136,6 +136,13 @@ def test_a_draft_model_that_raises_ends_the_request_that_asked_it() -> None:
     for request, result in zip(requests[::2], results[::2], strict=True):
         assert result.token_ids == engine.generate(**request, policy="masked").token_ids
     assert engine.generate(**requests[1], policy="masked").complete  # which asks no source
+    loop, (task,) = engine.start([engine._intake.request(**requests[1])])
+    while not loop.is_idle:
+        loop.wait()
+        loop.step()
+    assert isinstance(task.outcome, LookupError)
+    assert task.run is not None
+    assert not task.run._builder._drafters  # nor their caches, however long the task is kept
 
 
 def test_logits_that_are_not_numbers_draft_nothing() -> None:

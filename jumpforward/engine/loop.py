@@ -241,8 +241,10 @@ class Loop:
         self._scheduler.leave(key)
         self._unready.pop(key, None)
         _, run = self._running.pop(key, (None, None))
-        if run is not None and isinstance(run.row.cache, KVCache):
-            run.row.crop(0)
+        if run is not None:
+            run.close()
+            if isinstance(run.row.cache, KVCache):
+                run.row.crop(0)
         self._tasks.pop(key).end(outcome)
 
 

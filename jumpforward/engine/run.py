@@ -270,6 +270,10 @@ class Run:
         """The output so far, for messages."""
         return self.sequence.data.decode(errors="replace")
 
+    def close(self) -> None:
+        """Let go of what drafts came from, which may hold caches of its own."""
+        self._builder.close()
+
     def _count_seams(self) -> None:
         """Note where the output is not canonical, and whether forcing has a part in it."""
         seams = self._boundary.find_seams(self.sequence.output_ids)
@@ -285,7 +289,6 @@ class Run:
         sequence = self.sequence
         if sequence.finish_reason is None:
             raise RuntimeError("the run has not finished")
-        self._builder.close()
         self._count_seams()
         # A stop string cuts the text, so that the matcher's place no longer says whether it is complete.
         stopped = sequence.finish_reason == "stop"
