@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import jumpforward as jf
 from jumpforward.decoding.costs import FixedCosts, MeasuredCosts
-from jumpforward.decoding.pace import Claim, Pace, Paces
+from jumpforward.decoding.pace import MAX_GUESSES, Claim, Pace, Paces
 from jumpforward.decoding.sampling import SamplingOptions
 
 
@@ -99,4 +99,4 @@ def test_a_source_that_is_wrong_switches_itself_off(row_s: float, most: float) -
     rows = sum(length * count for length, count in result.stats.chunk_lengths.items())
     cost, plain = result.stats.num_forward_passes + row_s * rows, len(masked.token_ids) * (1 + row_s)
     assert cost < 1.03 * plain + 1e-9
-    assert result.stats.num_proposed <= most * 16 * len(masked.token_ids)
+    assert result.stats.num_proposed <= most * MAX_GUESSES * len(masked.token_ids)

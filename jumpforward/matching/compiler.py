@@ -25,7 +25,7 @@ Compiled = CompiledAutomaton | CompiledGrammar
 T = TypeVar("T")
 
 _CACHED_GRAMMARS = 256
-_NICENESS = 19  # of threads that compile: on a busy processor they get what others leave, and little else
+_LOWEST_PRIORITY = 19  # of threads that compile: on a busy processor they get what others leave, and little else
 
 
 class GrammarCompiler:
@@ -154,5 +154,4 @@ class CompilerPool:
 def _step_back() -> None:
     """Have this thread, and those that it starts, leave the processor to others: requests that run are not to wait."""
     if sys.platform == "linux":  # elsewhere a priority belongs to the whole process
-        thread = get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS))
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), _LOWEST_PRIORITY)
