@@ -1,6 +1,6 @@
 """How many forward passes do drafts save, by source, and what is that in seconds?
 
-    python experiments/drafting.py [--quick] [--rounds 1] [--parts passes time]
+    python experiments/drafting.py [--quick] [--rounds 1] [--parts passes time] [--workloads records ...]
 
 `passes` counts in float32, with the costs of a pass held fixed so that no clock has a part in it, and compares every
 output with that of `masked`, token for token. `time` measures in bfloat16, methods interleaved, with the costs that
@@ -40,13 +40,14 @@ from jumpforward.engine.prompt import encode_prompt
 COSTS = FixedCosts(pass_s=0.0575, row_s=0.00055)  # of bfloat16 on two cores, behind 250 tokens
 NUM_BEFORE = 4  # requests of a schema before one that counts as warm
 MAX_NEW_TOKENS = 200
+WORKLOADS = ("records", "calls", "text", "extraction")
 
 Case = dict[str, Any]
 
 
 def main() -> None:
     options = _options()
-    cases = load(options.quick)
+    cases = [case for case in load(options.quick) if case["workload"] in options.workloads]
     results: dict[str, Any] = {}
     if "passes" in options.parts:
         engine = jf.Engine.from_pretrained(options.model, dtype="float32", pass_costs=COSTS)
@@ -64,6 +65,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     made = parser(__doc__)
     made.add_argument("--rounds", type=int, default=1, help="of the timing")
+    made.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     made.add_argument("--parts", nargs="+", choices=["passes", "time"], default=["passes", "time"])
     return made.parse_args()
 
