@@ -17,7 +17,7 @@ from typing import NamedTuple
 from jumpforward.decoding.costs import PassCosts
 from jumpforward.decoding.sampling import SamplingOptions
 
-MAX_GUESSES = 32  # rows of a draft that are not forced text: more have never paid
+MAX_GUESSES = 32  # rows of a draft that are not forced text; half as many cost extraction 1 % more passes
 
 _NUM_BINS = 8
 _PRIOR_WEIGHT = 4.0  # of a bid's own confidence, in tokens

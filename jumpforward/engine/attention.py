@@ -29,7 +29,7 @@ from transformers.masking_utils import sdpa_mask
 ATTENTION = "jumpforward"
 REPLACED = "sdpa"  # what a model must attend with for ours to take its place
 _PER_HEAD = ("position_bias", "softcap")  # arguments under which heads cannot be taken together
-_MOST_SPREAD = 2
+_MOST_SPREAD = 2  # rows that are attended to, for each that is asked about
 _LONG = 32  # tokens; the chunk of a prompt, say. Rows up to it are padded to the longest of them.
 
 
