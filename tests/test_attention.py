@@ -90,6 +90,24 @@ def test_heads_that_share_keys_are_asked_together(
     torch.testing.assert_close(ours, theirs)
 
 
+def test_keys_are_copied_neither_for_heads_nor_around_a_row_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = tiny_runner("llama")
+    fed_keys: list[torch.Tensor] = []
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def listening(query: torch.Tensor, key: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        fed_keys.append(key)
+        return sdpa(query, key, *arguments, **options)
+
+    _, cache = fed(runner, [[8, 8, 8], [1, 1, 1]], [0, 1, 2], ours=True)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", listening)
+    for chunks, rows in (([[1, 2]] * 3, [0, 1, 2]), ([[1], [2, 3], [4]], [0, 1, 2]), ([[1], [2]], [0, 2])):
+        runner.forward(cache, chunks, [[0]] * len(chunks), rows)
+    buffers = {buffer.untyped_storage().data_ptr() for layer in cache._row_layers for buffer in layer.buffers}
+    assert len(fed_keys) == 3 * len(cache._row_layers)
+    assert {key.untyped_storage().data_ptr() for key in fed_keys} <= buffers
+
+
 class Broken(Exception):
     """What goes wrong in a pass."""
 

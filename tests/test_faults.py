@@ -254,6 +254,20 @@ def test_a_shared_prefix_is_computed_once_whatever_the_grammars() -> None:
     assert again[0].stats.num_reused_tokens >= num_shared
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_loop_for_callers_shares_prefixes_with_others_if_it_is_asked_to(shares: bool) -> None:
+    engine = tiny_engine("llama", PIECES, seed=1)
+    reused = []
+    for _ in range(2):
+        loop, (task,) = engine.start([engine._intake.request(SHARED * 3, GRAMMARS[1])], shares=shares)
+        while not loop.is_idle:
+            loop.wait()
+            loop.step()
+        check_same(task.result(), engine.generate(SHARED * 3, GRAMMARS[1]))
+        reused.append(task.result().stats.num_reused_tokens > 0)
+    assert reused == [False, shares]
+
+
 def test_a_request_that_waits_for_a_prefix_goes_on_if_that_never_comes() -> None:
     engine = tiny_engine("llama", PIECES, seed=1, token_budget=20, prefix_cache_bytes=1 << 24)
     limits = engine._limits
