@@ -72,6 +72,22 @@ def test_what_is_accepted_in_vain_is_warned_of(schema: dict[str, Any], refused: 
     assert grammar.accepts(json.dumps(refused).encode()) == (warning is not None)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "required": True},  # as draft 3 had it
+        {"type": "object", "properties": {"a": {"type": "string", "required": False}}, "required": ["a"]},
+        {"type": "string", "required": ["a"]},
+        {"$ref": "#/$defs/n", "allOf": 5, "enum": 5, "$defs": {"n": INTEGER}},
+        {"type": "integer", "items": 5, "properties": 5, "patternProperties": [], "minLength": "x"},
+    ],
+)
+def test_what_means_nothing_is_no_error_and_no_constraint(schema: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jf.json_schema(schema)
+
+
 def test_one_warning_says_it_all() -> None:
     names = "abcdefghij"
     schema = {"type": "object", "properties": {name: {"minimum": 1} for name in names}, "not": {"not": {"maximum": 1}}}

@@ -47,7 +47,7 @@ def _found(schema: Any) -> Iterator[str]:
         if not isinstance(part, dict) or f"{pointer}/".startswith(unread):
             continue
         dropped = [key for key in (*_NEVER_READ, *_NEVER_READ_BESIDE) if key in part]
-        dropped += ["allOf"] if len(part.get("allOf", ())) > 1 else []
+        dropped += ["allOf"] if _has_several_parts(part) else []
         unread += tuple(f"{pointer}/{key}/" for key in dropped)
         names.add(f"{pointer}/propertyNames")
         for what in _ignored({"type": "string"} | part if pointer in names else part):
@@ -63,7 +63,7 @@ def _ignored(part: Mapping[str, Any]) -> Iterator[str]:
         beside = [key for key in _CONSTRAINTS if key in part]
         if beside and winner not in ("const", "enum"):  # which say it all, as a rule
             yield f"{', '.join(beside)} beside {winner}"
-        if winner == "allOf" and len(part["allOf"]) > 1:
+        if winner == "allOf" and _has_several_parts(part):
             yield "allOf with more than one part"
     elif "type" in part or any(key in part for key in _IMPLY_TYPE):
         yield from _ignored_of_type(part)
@@ -81,5 +81,13 @@ def _ignored_of_type(part: Mapping[str, Any]) -> Iterator[str]:
             yield f"{', '.join(unread)} beside {reader}"
     if "number" in kinds and "multipleOf" in part:
         yield "multipleOf of a number"
-    if beyond := [key for key in part.get("required", ()) if key not in part.get("properties", ())]:
+    required = part.get("required")
+    # Draft 3 has true and false there, which say something of the key in front of it.
+    names = required if isinstance(required, list) and ("object" in kinds or "type" not in part) else []
+    if beyond := [name for name in names if name not in part.get("properties", ())]:
         yield f"required beyond properties, {', '.join(map(repr, beyond))},"
+
+
+def _has_several_parts(part: Mapping[str, Any]) -> bool:
+    all_of = part.get("allOf")
+    return isinstance(all_of, list) and len(all_of) > 1

@@ -107,7 +107,8 @@ def check_numbers(schema: Any, forced_bytes: Callable[[Any], bytes]) -> None:
     for pointer, part in subschemas(schema):
         if not isinstance(part, dict):
             continue
-        for value in [part["const"]] if "const" in part else part.get("enum", []):
+        members = part.get("enum")
+        for value in [part["const"]] if "const" in part else members if isinstance(members, list) else ():
             if _has_delicate_number(value):
                 written = forced_bytes({"const": value}).decode()
                 if json.loads(written) != value:
