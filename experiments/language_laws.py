@@ -250,11 +250,12 @@ class Walk:
         mass, drawn = 1.0, ()
         while num_tokens := run.prepare():
             piece = run.piece(num_tokens)
+            run.complete_masks()
             cells.lengths = (cells.lengths[0] + num_tokens,)
             # A row behind a refused draft token gets None, which is an error where it is read.
             chosen: list[int | None] = [None] * len(piece.rows)
             for index, path in enumerate(_reached(run, piece.rows, chosen)):
-                token, share = self._draw(run.bitmask[piece.rows[index]].numpy(), path, drawn, decisions, mass)
+                token, share = self._draw(run.masks_at(piece.rows)[index].numpy(), path, drawn, decisions, mass)
                 chosen[index], mass, drawn = token, mass * share, (*drawn, token)
             run.take(piece, chosen, None, None)
         if run.sequence.finish_reason != "end":

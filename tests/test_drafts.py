@@ -15,6 +15,7 @@ from strategies import grammars
 import jumpforward as jf
 from jumpforward.decoding.costs import FixedCosts
 from jumpforward.engine.drafting import DEFAULT_DRAFTERS
+from jumpforward.matching.pushdown import PushdownMatcher
 from jumpforward.stats import Provenance
 
 PIECES = ['{"', '":', ' "', '",', "ab", "abc", "bc", "aa", "true", "霍", "name", ": ", ", ", "10", '"a', "cd"]
@@ -332,3 +333,23 @@ def test_formats_fall_silent_where_an_output_keeps_to_none() -> None:
     result = engine.generate("a", jf.json_schema(schema, whitespace="flexible"))
     assert result.text == text
     assert result.stats.sources["formats"].num_accepted == 0
+
+
+def test_a_row_that_decides_nothing_is_filled_behind_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    engine = scripted_engine()
+    for owner, name in ((engine._runner, "forward"), (PushdownMatcher, "fill_bitmask")):
+        monkeypatch.setattr(owner, name, noting(events, name, getattr(owner, name)))
+    engine.generate("a", jf.ebnf('root ::= "<" [a-z] [a-z] [a-z] ">"'), policy="masked")
+    # One token may be the only one, or none may be legal, at the brackets and at the end.
+    expected = [True, False, False, False, True, True]
+    assert [events[step] == "fill_bitmask" for step in range(0, len(events), 2)] == expected
+    assert sorted(events) == ["fill_bitmask"] * 6 + ["forward"] * 6
+
+
+def noting(events: list[str], name: str, call: Any) -> Any:
+    def noted(*arguments: Any, **options: Any) -> Any:
+        events.append(name)
+        return call(*arguments, **options)
+
+    return noted

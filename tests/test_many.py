@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import jumpforward as jf
 from jumpforward.decoding import sampling
+from jumpforward.decoding.masks import DraftMasks
 from jumpforward.engine import passes
 from jumpforward.engine.cache import KVCache
 from jumpforward.engine.limits import Limits
@@ -254,8 +255,13 @@ def test_law_9_no_pass_and_no_token_is_lost_from_the_accounts() -> None:
 def test_a_mask_reflects_every_accepted_token_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare the masks at the moment of choosing with those of a matcher that walks the ids anew."""
     engine = engine_of("llama")
-    num_checked = 0
-    answers = passes._answers
+    num_checked = num_put_off = 0
+    answers, complete = passes._answers, DraftMasks.complete
+
+    def counted(masks: DraftMasks, tokens: Any, matcher: Any) -> None:
+        nonlocal num_put_off
+        num_put_off += len(masks._unread)
+        complete(masks, tokens, matcher)
 
     def checked(runner: Any, runs: Any, pieces: Any) -> Any:
         def choose(logits: Any, bitmask: Any, requests: Any) -> Any:
@@ -274,10 +280,12 @@ def test_a_mask_reflects_every_accepted_token_before_it_is_used(monkeypatch: pyt
         return answers(runner, runs, pieces)
 
     monkeypatch.setattr(passes, "_answers", checked)
+    monkeypatch.setattr(DraftMasks, "complete", counted)
     for result in engine.generate_batch(REQUESTS, batch_size=5):
         walker = result.grammar.walker()
         assert walker.consume(engine.vocabulary.text_bytes(result.token_ids))
     assert num_checked > 200
+    assert num_put_off > 20
 
 
 def test_case_35_what_was_drafted_outlives_steps_in_which_a_row_is_not_scheduled() -> None:

@@ -72,6 +72,26 @@ def test_law_4_mask_is_exactly_what_consume_accepts(grammar, drawn, data):
         assert max(allowed, default=0) < vocabulary.num_tokens
 
 
+@given(grammars, pieces, st.data())
+def test_a_choice_is_known_only_where_several_tokens_are_legal(grammar, drawn, data):
+    compiler = compiler_of(drawn)
+    width = compiler.vocabulary.width
+    for matcher in (compiler.compile(grammar).matcher(), compiler.pushdown(grammar).matcher()):
+        for _ in walk(matcher, width, data, 5):
+            before = observe(matcher, width)
+            assert not matcher.has_choice() or len(before[0]) > 1
+            assert observe(matcher, width) == before
+
+
+def test_a_choice_is_known_inside_a_string_if_every_byte_is_a_token():
+    grammar = jf.json_schema({"type": "string"})
+    for single_bytes, expected in ((range(256), True), (range(255), False)):
+        matcher = compiler_of(["ab"], single_bytes=single_bytes).compile(grammar).matcher()
+        assert not matcher.has_choice()  # the quote is forced
+        assert matcher.consume(ord('"'))
+        assert matcher.has_choice() == expected
+
+
 @given(languages, pieces, st.data())
 def test_law_4_mask_is_what_the_language_permits(language, drawn, data):
     compiler = compiler_of(drawn)

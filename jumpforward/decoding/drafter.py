@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from jumpforward.decoding.masks import DraftMasks
 from jumpforward.grammar.spec import Grammar
 from jumpforward.matching.matcher import Matcher
 from jumpforward.vocab.vocabulary import Vocabulary
@@ -79,29 +80,43 @@ class DraftView:
         output_bytes: their text.
         num_output: how many of ``output_ids`` are the output's own.
         matcher: the request's own, moved along the draft. Query it; fork it before moving it.
-        mask: the legal tokens, packed: int32, shape (ceil(width / 32),); see :meth:`allows`.
+        masks: the rows of the whole draft.
         stake: what there is to win here; only slow sources are told.
         spent_s: the seconds that slow sources took for this draft; they add to it.
     """
 
-    __slots__ = ("mask", "matcher", "num_output", "output_bytes", "output_ids", "prompt_ids", "spent_s", "stake")
+    __slots__ = ("masks", "matcher", "num_output", "output_bytes", "output_ids", "prompt_ids", "spent_s", "stake")
 
     def __init__(
-        self, prompt_ids: Sequence[int], output_ids: list[int], output_bytes: bytearray, matcher: Matcher
+        self,
+        prompt_ids: Sequence[int],
+        output_ids: list[int],
+        output_bytes: bytearray,
+        matcher: Matcher,
+        masks: DraftMasks,
     ) -> None:
         self.prompt_ids = prompt_ids
         self.output_ids = output_ids
         self.output_bytes = output_bytes
         self.num_output = len(output_ids)
         self.matcher = matcher
-        self.mask: np.ndarray
+        self.masks = masks
         self.stake: Stake
         self.spent_s = 0.0
 
+    @property
+    def mask(self) -> np.ndarray:
+        """The legal tokens, packed: int32, shape (ceil(width / 32),); see :meth:`allows`."""
+        return self.masks.look(len(self.output_ids) - self.num_output, self.matcher)
+
+    def put_off_mask(self) -> None:
+        """Have this place's mask filled when somebody looks at it, or behind the launch of the pass."""
+        self.masks.look_later(len(self.output_ids) - self.num_output)
+
     def allows(self, token: int) -> bool:
         """Whether a token is legal here."""
-        word = token >> 5
-        return 0 <= word < len(self.mask) and bool(self.mask.item(word) >> (token & 31) & 1)
+        mask, word = self.mask, token >> 5
+        return 0 <= word < len(mask) and bool(mask.item(word) >> (token & 31) & 1)
 
     def last_ids(self, num_tokens: int) -> tuple[int, ...]:
         """Return the last tokens of prompt, output and draft."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from jumpforward.decoding.drafter import Drafter, DraftRequest, DraftView, Outcome, Stake
 from jumpforward.decoding.forced import FORCED
+from jumpforward.decoding.masks import DraftMasks
 from jumpforward.decoding.pace import MAX_GUESSES, Claim, Pace
 from jumpforward.matching.matcher import Matcher
 from jumpforward.stats import Counters
@@ -75,7 +76,7 @@ class _Running:
 
 
 class DraftBuilder:
-    """Walks a matcher along what is certain and what the sources of a request bid, filling a mask row a position."""
+    """Walks a matcher along what is certain and what the sources of a request bid."""
 
     def __init__(
         self,
@@ -108,25 +109,26 @@ class DraftBuilder:
         self._num_spelled = 0
 
     def build(
-        self, output_ids: Sequence[int], matcher: Matcher, bitmask: torch.Tensor, num_left: int, num_sharing: int = 1
+        self, output_ids: Sequence[int], matcher: Matcher, masks: DraftMasks, num_left: int, num_sharing: int = 1
     ) -> Draft:
         """Return a draft for an output that has room for ``num_left`` tokens; the matcher is left where it was.
 
-        ``bitmask`` is int32 of shape (max_draft + 1, ceil(width / 32)); row i is filled for position i. A row
-        without a legal token ends the draft in front of it. ``num_sharing`` requests share the pass.
+        ``masks`` has max_draft + 1 rows; row i becomes that of position i. A row without a legal token ends the draft
+        in front of it. ``num_sharing`` requests share the pass.
         """
         draft = Draft()
         self._spell(output_ids)
-        view = DraftView(self._request.prompt_ids, list(output_ids), self._output_bytes, matcher)
+        masks.begin()
+        view = DraftView(self._request.prompt_ids, list(output_ids), self._output_bytes, matcher, masks)
         len_before = len(self._output_bytes)
         stake = Stake(1.0, 0.0, self._pace.bar(num_sharing), self._pace.token_s(num_sharing))
         try:
-            self._walk(draft, view, bitmask, num_left, stake)
+            self._walk(draft, view, num_left, stake)
         finally:  # also where a source raises
             self._spent_s = view.spent_s
             matcher.rollback(len(draft.tokens))
             del self._output_bytes[len_before:]
-        if draft.has_next and draft.tokens and not bitmask[len(draft.tokens)].any():
+        if draft.has_next and draft.tokens and masks.is_dead_end(len(draft.tokens)):
             draft.has_next = False  # a dead end: for the next step to report, if the draft gets there
         return draft
 
@@ -136,20 +138,16 @@ class DraftBuilder:
             self._output_bytes += self._request.vocabulary.text_bytes(output_ids[self._num_spelled :])
             self._num_spelled = len(output_ids)
 
-    def _walk(self, draft: Draft, view: DraftView, bitmask: torch.Tensor, num_left: int, stake: Stake) -> None:
+    def _walk(self, draft: Draft, view: DraftView, num_left: int, stake: Stake) -> None:
         """Move the view's matcher ahead, and write down the way in ``draft`` and in the view."""
         matcher = view.matcher
-        words = bitmask.numpy()
         running: list[_Running] = []
         num_guesses = 0
         while draft.has_next:
-            row = len(draft.tokens)
-            matcher.fill_bitmask(bitmask, row)
-            if row == self.max_draft:
+            token, claim = self._certain(view), None
+            if len(draft.tokens) == self.max_draft:
                 break
-            token, claim = (only_token(words[row]) if self._skips_certain else None), None
             if token is None:
-                view.mask = words[row]
                 best, worth = self._best(view, running, stake, may_guess=num_guesses < MAX_GUESSES)
                 if best is None:
                     break
@@ -165,6 +163,14 @@ class DraftBuilder:
             self._append(draft, view, running, token, claim, num_left)
             if claim is not None and draft.has_next and self._written is not None:
                 self._write(draft, view, running, self._written(view.output_ids), num_left)
+
+    def _certain(self, view: DraftView) -> int | None:
+        """Return the only legal token where it is taken without asking; look at the mask only if there may be one."""
+        view.put_off_mask()
+        if view.matcher.has_choice():
+            return None
+        mask = view.mask
+        return only_token(mask) if self._skips_certain else None
 
     def _append(
         self,

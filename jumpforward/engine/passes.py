@@ -55,6 +55,8 @@ def _answers(runner: Runner, runs: Sequence[Run], pieces: Sequence[Piece]) -> li
             [piece.keep for piece in pieces],
             [run.row.index for run in runs],
         )
+    for run in runs:  # a GPU is still at work, and waits for none of this
+        run.complete_masks()
     with timed_together(accounts, "choice"):
         wants = [run.request.logprobs for run in runs]
         # Before choosing, which overwrites the logits.
@@ -74,7 +76,7 @@ def _choose(
         for piece, kept in zip(pieces, logits, strict=True)
     ]
     lines = [_processed(*each) for each in zip(runs, pieces, asked, strict=True)]
-    masks = [run.bitmask[list(piece.rows)] for run, piece in zip(runs, pieces, strict=True)]
+    masks = [run.masks_at(piece.rows) for run, piece in zip(runs, pieces, strict=True)]
     requests = []
     for run, piece in zip(runs, pieces, strict=True):
         num_output = len(run.sequence.output_ids)

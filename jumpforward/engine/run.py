@@ -3,8 +3,9 @@
 A step is one forward pass over the uncached suffix of the sequence and a draft:
 
     COMMIT  write forced text, as far as the policy writes it without asking
-    BUILD   walk the matcher along what is certain and what the drafters propose; fill a mask row a position
-    FEED    one pass over suffix and draft, of this request and others; logits only where the model is asked
+    BUILD   walk the matcher along what is certain and what the drafters propose; fill the mask rows that decide it
+    FEED    one pass over suffix and draft, of this request and others; logits only where the model is asked; the
+            other mask rows are filled behind its launch
     CHOOSE  one batched mask, one choice a row
     SETTLE  keep what ordinary decoding would have made; crop the cache to it
 
@@ -12,8 +13,9 @@ A step is one forward pass over the uncached suffix of the sequence and a draft:
 in one pass it is fed in pieces, and settled behind the last.
 
 The one order that must hold: a mask reflects every accepted token before it is used to choose. Masks are filled in
-``prepare`` alone, from a matcher that stands at the end of ``sequence``, and are used up in the next ``take`` that
-settles; nothing moves the matcher, the sequence or the masks between the two.
+``prepare``, and in ``complete_masks`` where nobody had to look at them before, from a matcher that stands at the end of
+``sequence``; they are used up in the next ``take`` that settles. Nothing moves the sequence or the matcher in between,
+save along the draft and back.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import xgrammar
 from jumpforward.decoding.boundary import Boundary
 from jumpforward.decoding.drafter import Drafter, DraftRequest
 from jumpforward.decoding.drafts import Draft, DraftBuilder
+from jumpforward.decoding.masks import DraftMasks
 from jumpforward.decoding.pace import Pace
 from jumpforward.decoding.sampling import Sampler
 from jumpforward.decoding.verify import Kept, count, verify
@@ -69,7 +72,6 @@ class Run:
         row: where the sequence is cached: a beginning of it, and between :meth:`take` and :meth:`take` of the pieces
             of a draft that draft's beginning too.
         sampler: what draws its tokens.
-        bitmask: what is legal at each row of the draft that is prepared, int32, (max_draft + 1, ceil(width / 32)).
         counters: its account.
         costs: what passes cost.
         num_sharing: how many requests share its passes; the loop says so.
@@ -119,7 +121,7 @@ class Run:
         )
         self.costs = pace.costs
         self.num_sharing = 1
-        self.bitmask = xgrammar.allocate_token_bitmask(max_draft + 1, runner.width)
+        self._masks = DraftMasks(xgrammar.allocate_token_bitmask(max_draft + 1, runner.width))
         self._draft: Draft | None = None  # what is to be fed; and the model's choices for its rows so far
         self._choices: dict[int, int | None] = {}
         self._scores: dict[int, torch.Tensor] = {}
@@ -162,9 +164,9 @@ class Run:
         sequence = self.sequence
         with self.counters.timed("mask"):
             draft = self._builder.build(
-                sequence.output_ids, self.matcher, self.bitmask, sequence.num_left, self.num_sharing
+                sequence.output_ids, self.matcher, self._masks, sequence.num_left, self.num_sharing
             )
-        if not draft.tokens and draft.has_next and not self.bitmask[0].any():
+        if not draft.tokens and draft.has_next and self._masks.is_dead_end(0):
             raise failures.empty_mask(self.text, self.matcher)
         return draft
 
@@ -211,6 +213,15 @@ class Run:
             self._asked.append((first, logprobs))
         if self.row.length >= len(self.sequence) + draft.open_rows[-1]:
             self._settle(draft)
+
+    def complete_masks(self) -> None:
+        """Fill what is left of the masks of what is prepared: all rows that will be asked about are there then."""
+        with self.counters.timed("mask"):
+            self._masks.complete(self._pending().tokens, self.matcher)
+
+    def masks_at(self, rows: Ids[int]) -> torch.Tensor:
+        """Return what is legal at these rows of what is prepared: int32, shape (rows, ceil(width / 32))."""
+        return self._masks.bitmask[list(rows)]
 
     def outputs_at(self, rows: Ids[int]) -> list[list[int]]:
         """Return the output in front of each of these rows of what is prepared."""

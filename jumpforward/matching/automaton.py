@@ -115,6 +115,10 @@ class AutomatonMatcher:
         """Return the bytes that every completion starts with, up to where the output may end."""
         return b"" if self.is_terminated else self._compiled.dfa.forced(self._place.state)[0]
 
+    def has_choice(self) -> bool:
+        """Return False, for not known: a row is there to be copied, so that nothing is gained by putting it off."""
+        return False
+
     def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
         """Write the legal tokens into a row of ``bitmask``: copy the state's row."""
         bitmask.numpy()[row] = self._index.masks[self._place.state]

@@ -44,6 +44,10 @@ class CompletingMatcher(LimitedMatcher):
         """Return an independent matcher at the same place."""
         return CompletingMatcher(self._inner.fork(), self._num_left)
 
+    def has_choice(self) -> bool:
+        """Return False, for not known: the budget may leave a single token."""
+        return False
+
     def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
         """Write the tokens that leave a way to the end into a row of ``bitmask``."""
         self._inner.fill_completing_bitmask(bitmask, row, self._num_left)

@@ -41,6 +41,10 @@ class LastingMatcher(LimitedMatcher):
         """Return an independent matcher at the same place."""
         return LastingMatcher(self._inner.fork(), self._num_missing, self._end_ids)
 
+    def has_choice(self) -> bool:
+        """Whether more than one token is known to be legal; an end token is none of those that the grammar counts."""
+        return self._inner.has_choice()
+
     def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
         """Write the legal tokens into a row of ``bitmask``."""
         self._inner.fill_bitmask(bitmask, row)

@@ -34,6 +34,13 @@ class Matcher(Protocol):
         """
         ...
 
+    def has_choice(self) -> bool:
+        """Whether more than one token is known to be legal without filling a mask row; False where that is not known.
+
+        Asked before every row of a draft: it must cost less than a row does.
+        """
+        ...
+
     def live_bytes(self, behind: bytes = b"") -> bytes:
         """Return the bytes that may come next, in ascending order, whatever tokens there are.
 

@@ -64,6 +64,11 @@ class Vocabulary:
         return frozenset(token[0] for token in self.token_bytes if token)
 
     @cached_property
+    def has_every_byte(self) -> bool:
+        """Whether each byte value is a token of its own."""
+        return len({token for token in self.token_bytes if len(token) == 1}) == 256
+
+    @cached_property
     def trie(self) -> TokenTrie:
         """The tokens as a trie; built once for all grammars."""
         return TokenTrie.build(self.token_bytes)
