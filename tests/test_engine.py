@@ -183,6 +183,16 @@ def test_case_42_a_byte_that_no_token_spells(policy: str, automata: bool) -> Non
     assert engine.generate("a", jf.choice(["ab1", "abc"]), policy=policy).text == "abc" or not automata
 
 
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_case_42_where_the_bytes_are_missed_behind_the_launch(policy: str) -> None:
+    """The grammar has a choice, between bytes that the vocabulary does not have."""
+    engine = scripted_engine(single_bytes=range(32, 256))
+    with pytest.raises(jf.EmptyMaskError) as caught:
+        engine.generate("a", jf.ebnf(r'root ::= "ab" [\x01\x02]'), policy=policy)
+    assert (caught.value.text, caught.value.missing_bytes) == ("ab", b"\x01\x02")
+    assert engine.generate("a", jf.ebnf('root ::= "ab" [cd]'), policy=policy).complete
+
+
 @given(
     language=languages,
     policy=st.sampled_from(POLICY_NAMES),

@@ -83,12 +83,12 @@ def test_a_choice_is_known_only_where_several_tokens_are_legal(grammar, drawn, d
             assert observe(matcher, width) == before
 
 
-def test_a_choice_is_known_inside_a_string_if_every_byte_is_a_token():
+def test_a_choice_is_known_inside_a_string_if_the_vocabulary_spells_any_text():
     grammar = jf.json_schema({"type": "string"})
-    for single_bytes, expected in ((range(256), True), (range(255), False)):
+    for single_bytes, expected in ((range(16, 250), True), ([*range(127), *range(129, 256)], False)):
         matcher = compiler_of(["ab"], single_bytes=single_bytes).compile(grammar).matcher()
         assert not matcher.has_choice()  # the quote is forced
-        assert matcher.consume(ord('"'))
+        assert matcher.consume(single_bytes.index(ord('"')))
         assert matcher.has_choice() == expected
 
 

@@ -47,7 +47,7 @@ class DraftMasks:
         self._unread.append(row)
 
     def is_dead_end(self, row: int) -> bool:
-        """Whether nothing is legal at a row. Nobody puts off a row of which that is not known."""
+        """Whether nothing is legal at a row; what is unread has a choice."""
         return row not in self._unread and not self._words[row].any()
 
     def complete(self, tokens: Sequence[int], matcher: Matcher) -> None:

@@ -201,8 +201,8 @@ class Run:
             scores: the masked logits that the choices were drawn from, shape (rows, width); None where none was.
 
         Raises:
-            GenerationError: the model has no finite logit for a legal token. Ids, text, matcher and cache are then
-                those of the last token that was made.
+            GenerationError: no token is legal, or the model has no finite logit for one that is. Ids, text, matcher
+                and cache are then those of the last token that was made.
         """
         draft = self._pending()
         self._choices.update(zip(piece.rows, chosen, strict=True))
@@ -240,8 +240,8 @@ class Run:
         kept = verify(draft, choices)
         self._draft, self._choices, self._scores = None, {}, {}
         try:
-            for each in kept:
-                self._append(each)
+            for row, each in enumerate(kept):
+                self._append(each, row)
                 if self.is_finished:
                     break
         finally:
@@ -260,7 +260,9 @@ class Run:
             self.counters.num_cropped += self.row.length - length
             self.row.crop(length)
 
-    def _append(self, kept: Kept) -> None:
+    def _append(self, kept: Kept, row: int) -> None:
+        if kept.token is None and self._masks.is_dead_end(row):
+            raise failures.empty_mask(self.text, self.matcher)
         if kept.token is None:
             raise failures.bad_logits(self.text, self._runner.model)
         if not self.matcher.consume(kept.token):

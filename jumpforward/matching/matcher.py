@@ -35,9 +35,9 @@ class Matcher(Protocol):
         ...
 
     def has_choice(self) -> bool:
-        """Whether more than one token is known to be legal without filling a mask row; False where that is not known.
+        """Whether more than one token is legal, as far as can be said for less than a mask row costs; else False.
 
-        Asked before every row of a draft: it must cost less than a row does.
+        True may be wrong where a vocabulary lacks a few bytes that no text has, and the grammar wants just those.
         """
         ...
 

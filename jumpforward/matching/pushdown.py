@@ -99,8 +99,8 @@ class PushdownMatcher:
             self._tokens.fill_next_token_bitmask(bitmask, row)
 
     def has_choice(self) -> bool:
-        """Whether more than one token is known to be legal: bytes differ from here on, and each is a token."""
-        return self._compiled.vocabulary.has_every_byte and not self.is_accepting and not self.forced_bytes()
+        """Whether the grammar goes on in several ways, for a vocabulary that spells them."""
+        return self._compiled.vocabulary.spells_any_text and not self.is_accepting and not self.forced_bytes()
 
     def live_bytes(self, behind: bytes = b"") -> bytes:
         """Return the bytes that may come next, or behind bytes that the grammar permits, in ascending order."""

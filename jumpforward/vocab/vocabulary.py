@@ -33,6 +33,7 @@ _BPE_OPTIONS = (
     "ignore_merges",
 )
 ANY_BYTE = bytes(range(256))
+_TEXT_BYTES = frozenset([*range(0x20, 0x7F), *range(0x80, 0xC0)])  # printable ASCII, and what follows a first byte
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -64,9 +65,9 @@ class Vocabulary:
         return frozenset(token[0] for token in self.token_bytes if token)
 
     @cached_property
-    def has_every_byte(self) -> bool:
-        """Whether each byte value is a token of its own."""
-        return len({token for token in self.token_bytes if len(token) == 1}) == 256
+    def spells_any_text(self) -> bool:
+        """Whether printable ASCII, and each byte within a character, is a token of its own."""
+        return {token[0] for token in self.token_bytes if len(token) == 1} >= _TEXT_BYTES
 
     @cached_property
     def trie(self) -> TokenTrie:
