@@ -14,6 +14,7 @@ from strategies import grammars
 
 import jumpforward as jf
 from jumpforward.decoding.costs import FixedCosts
+from jumpforward.decoding.sampling import SamplingOptions
 from jumpforward.engine.drafting import DEFAULT_DRAFTERS
 from jumpforward.matching.pushdown import PushdownMatcher
 from jumpforward.stats import Provenance
@@ -171,6 +172,43 @@ def test_lookup_goes_on_with_a_word_of_the_prompt() -> None:
     ]
     assert drafted == [b"a", b"n", b"iel", b" We", b"ber"]
     assert result.stats.num_forward_passes == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "pattern", "text", "expected"),
+    [
+        pytest.param("a yoga mat", "[A-Za-z ]{4}", "Yoga", "oga", id="in another case"),
+        pytest.param("yet Yoga", "[A-Za-z ]{4}", "Yoga", "oga", id="in its own case first"),
+        pytest.param("Ann met Ada, and Bo", "[A-Za-z ]{6}", "Bo Ada", "oda", id="the last place"),
+        pytest.param("order K4-009 of 2024-05-06 is 37 bags", "=[0-9]{2}", "=37", "37", id="a number"),
+        pytest.param("the weight is 3.25", "=[0-9.]{4}", "=3.25", "3.25", id="a number with a fraction"),
+        pytest.param("room 37", "=[0-9a-z]{2}", "=37", "7", id="no number where a letter may stand"),
+    ],
+)
+def test_lookup_drafts(prompt: str, pattern: str, text: str, expected: str) -> None:
+    engine = scripted_engine(drafters=["lookup"], pass_costs=FixedCosts(1.0, 0.0))
+    engine.model.script = favouring(text, engine.tokenizer, num_prompt=len(engine.tokenizer(prompt)["input_ids"]))
+    result = engine.generate(prompt, jf.regex(pattern))
+    drafted = [token for token, by in zip(result.token_ids, result.sources, strict=True) if by]
+    assert (result.text, engine.vocabulary.text_bytes(drafted).decode()) == (text, expected)
+
+
+def test_memory_of_other_outputs_is_judged_apart_within_free_text() -> None:
+    grammar = jf.json_schema(
+        {"type": "object", "properties": {"k": {"type": "string", "maxLength": 3}}, "required": ["k"]}
+    )
+    engine = scripted_engine(['{"', '": "'], memory="grammar", drafters=["memory"], pass_costs=FixedCosts(1.0, 0.05))
+    for text in ('{"k": "abc"}', '{"k": "xbc"}', '{"k": "ybc"}'):
+        engine.model.script = favouring(text, engine.tokenizer)
+        assert engine.generate("a", grammar).text == text
+    records = engine._drafting.paces.of(SamplingOptions())._records
+    right = {
+        kind: sum(each.num_right for key, each in records.items() if key[:2] == ("memory", kind))
+        / sum(each.num_tried for key, each in records.items() if key[:2] == ("memory", kind))
+        for kind in ("others", "others, in free text")
+    }
+    assert right["others"] == 1
+    assert right["others, in free text"] < 0.8  # the first letter of each value is another one
 
 
 def test_guesses_are_what_the_model_said_in_rejected_rows() -> None:

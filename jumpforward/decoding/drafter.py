@@ -27,11 +27,13 @@ class Bid(NamedTuple):
     """Tokens that may come next, in order, and how likely each of them is if those before it are right.
 
     The confidence is a first guess, from 0 to 1: how often a source was right when it said so is measured, and takes
-    its place. The first token must be legal, or the bid is passed over.
+    its place. The first token must be legal, or the bid is passed over. A source that knows things in several ways
+    may name the way: bids of a kind are judged together, so that one kind does not pay for another.
     """
 
     tokens: Sequence[int]
     confidence: float
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,22 @@ class DraftView:
         num_output: how many of ``output_ids`` are the output's own.
         matcher: the request's own, moved along the draft. Query it; fork it before moving it.
         masks: the rows of the whole draft.
+        has_choice: whether the grammar is known to go on in several ways here; see :meth:`Matcher.has_choice`.
         stake: what there is to win here; only slow sources are told.
         spent_s: the seconds that slow sources took for this draft; they add to it.
     """
 
-    __slots__ = ("masks", "matcher", "num_output", "output_bytes", "output_ids", "prompt_ids", "spent_s", "stake")
+    __slots__ = (
+        "has_choice",
+        "masks",
+        "matcher",
+        "num_output",
+        "output_bytes",
+        "output_ids",
+        "prompt_ids",
+        "spent_s",
+        "stake",
+    )
 
     def __init__(
         self,
@@ -101,6 +114,7 @@ class DraftView:
         self.num_output = len(output_ids)
         self.matcher = matcher
         self.masks = masks
+        self.has_choice = False
         self.stake: Stake
         self.spent_s = 0.0
 

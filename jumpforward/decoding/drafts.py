@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jumpforward.decoding.drafter import Drafter, DraftRequest, DraftView, Outcome, Stake
+from jumpforward.decoding.drafter import Bid, Drafter, DraftRequest, DraftView, Outcome, Stake
 from jumpforward.decoding.forced import FORCED
 from jumpforward.decoding.masks import DraftMasks
 from jumpforward.decoding.pace import MAX_GUESSES, Claim, Pace
@@ -54,13 +54,13 @@ class _Running:
 
     __slots__ = ("claim", "is_forced", "later", "next", "source", "tokens")
 
-    def __init__(self, source: int, name: str, tokens: Sequence[int], confidence: float) -> None:
+    def __init__(self, source: int, name: str, bid: Bid) -> None:
         self.source = source
         self.is_forced = name == FORCED
-        self.tokens = tokens
+        self.tokens = bid.tokens
         self.next = 0
-        self.claim = Claim.of(name, True, confidence)
-        self.later = Claim.of(name, False, confidence)
+        self.claim = Claim.of(name, True, bid.confidence, bid.kind)
+        self.later = Claim.of(name, False, bid.confidence, bid.kind)
 
     @property
     def token(self) -> int:
@@ -167,7 +167,8 @@ class DraftBuilder:
     def _certain(self, view: DraftView) -> int | None:
         """Return the only legal token where it is taken without asking; look at the mask only if there may be one."""
         view.put_off_mask()
-        if view.matcher.has_choice():
+        view.has_choice = view.matcher.has_choice()
+        if view.has_choice:
             return None
         mask = view.mask
         return only_token(mask) if self._skips_certain else None
@@ -240,7 +241,7 @@ class DraftBuilder:
         finally:
             self._counters.spent(drafter.name, time.perf_counter() - start_s)
         if bid is not None and bid.tokens:
-            running.append(_Running(source, drafter.name, bid.tokens, bid.confidence))
+            running.append(_Running(source, drafter.name, bid))
 
     def learn(
         self,

@@ -2,8 +2,9 @@
 
 ``"Dan`` and `` Dan`` are different tokens, so that a copied value is found by its bytes: the end of the output, from
 the beginning of a word on, is looked up in the prompt's text, and what follows there is bid in the tokenizer's own
-tokens. Where a clause of the prompt ends behind the word, the value as a rule does too: there the token is bid that
-ended the last value.
+tokens; in other letter case, if that does not stand there. Where a clause of the prompt ends behind the word, the value
+as a rule does too: there the token is bid that ended the last value. Where the grammar wants a number, the prompt's
+next one is bid.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jumpforward.vocab.vocabulary import Vocabulary
 _MAX_KNOWN = 48  # bytes of the output that are looked up
 _WORD = re.compile(rb"[0-9A-Za-z\x80-\xff]+")
 _WORD_START = re.compile(rb"(?<![0-9A-Za-z\x80-\xff])[0-9A-Za-z\x80-\xff]")
+_NUMBER = re.compile(rb"(?<![0-9A-Za-z.\-])[0-9]+(?:\.[0-9]+)?(?![0-9\-])")  # no part of a date or a code
 _NEXT_WORD = re.compile(rb"[^0-9A-Za-z\x80-\xff]{1,2}[0-9A-Za-z\x80-\xff]+")
 
 # How likely a copy goes on: inside a word, to the next word, over a sign as in an address, over the end of a clause.
@@ -26,6 +28,7 @@ _IN_WORD = (0.8, 0.93, 0.97)
 _NEXT, _JOINED, _OVER_CLAUSE = 0.6, 0.9, 0.1
 # And how likely the value ends: where the prompt's clause does, and behind a word that the prompt does not have.
 _END_OF_CLAUSE, _END_OF_WORD = 0.45, 0.24
+_NEXT_NUMBER = 0.5
 
 
 class CopiedText(Drafter):
@@ -46,12 +49,14 @@ class _PromptText(CopiedText):
         super().__init__(boundary)
         # A sign in front, so that every word has one.
         self._text = b" " + request.prompt_bytes
+        self._lower_text = self._text.lower()
+        self._digit, self._letter = (boundary.spell((), text).ids[:1] for text in (b"1", b"a"))
         self._ends = _ValueEnds(request.vocabulary, boundary.spell((), b'",').ids[:1])
         self._last_end = 0  # where the last copy came to: values are often copied in the prompt's order
 
     def propose(self, view: DraftView) -> Bid | None:
         if not _WORD.match(view.output_bytes, max(0, len(view.output_bytes) - 1)):
-            return None
+            return self._number(view)
         end = self._find(bytes(view.output_bytes[-_MAX_KNOWN:]))
         if end is None:
             return self._ends.bid(view, _END_OF_WORD)
@@ -67,23 +72,25 @@ class _PromptText(CopiedText):
 
     def _find(self, known: bytes) -> tuple[int, int] | None:
         """Return where in the prompt the longest end of the output ends that begins with a word, and its length."""
-        for match in _WORD_START.finditer(known):
-            wanted = known[match.start() :]
-            found = self._place(wanted, self._last_end - len(wanted))
-            if found is None:
-                found = self._place(wanted, 0)
-            if found is not None:
-                return found + len(wanted), len(wanted)
+        for text, end in ((self._text, known), (self._lower_text, known.lower())):
+            for match in _WORD_START.finditer(known):
+                wanted = end[match.start() :]
+                place = _first_place(text, wanted, self._last_end - len(wanted)) or _last_place(text, wanted)
+                if place:
+                    return place + len(wanted), len(wanted)
         return None
 
-    def _place(self, wanted: bytes, start: int) -> int | None:
-        """Return the first place from ``start`` on at which ``wanted`` stands with no word running into it."""
-        at = self._text.find(wanted, max(1, start))
-        while at > 0:
-            if not _WORD.match(self._text, at - 1, at):
-                return at
-            at = self._text.find(wanted, at + 1)
-        return None
+    def _number(self, view: DraftView) -> Bid | None:
+        """Bid the next number, where a number is to come: a digit is legal, and a letter is not."""
+        if (
+            view.output_bytes[-1:] == b"."
+            or not any(map(view.allows, self._digit))
+            or any(map(view.allows, self._letter))
+        ):
+            return None
+        match = _NUMBER.search(self._text, self._last_end) or _NUMBER.search(self._text)
+        tokens = self._boundary.spell(view.output_ids, match[0]).ids if match else ()
+        return Bid(tokens, _NEXT_NUMBER, "number") if tokens else None
 
     def _next(self, end: int, len_known: int) -> tuple[bytes, float]:
         """Return the text up to the end of a word, and how likely it is copied too."""
@@ -97,6 +104,22 @@ class _PromptText(CopiedText):
         if b" " in match[0] or b"\n" in match[0]:
             return match[0], _OVER_CLAUSE
         return match[0], _JOINED
+
+
+def _first_place(text: bytes, wanted: bytes, start: int) -> int:
+    """Return the first place from ``start`` on at which ``wanted`` stands with no word running into it; 0 for none."""
+    at = text.find(wanted, max(1, start))
+    while at > 0 and _WORD.match(text, at - 1, at):
+        at = text.find(wanted, at + 1)
+    return max(0, at)
+
+
+def _last_place(text: bytes, wanted: bytes) -> int:
+    """Return the last such place: what is to be done stands at the end of a prompt as a rule."""
+    at = text.rfind(wanted, 1)
+    while at > 0 and _WORD.match(text, at - 1, at):
+        at = text.rfind(wanted, 1, at + len(wanted) - 1)
+    return max(0, at)
 
 
 class _ValueEnds:

@@ -34,6 +34,8 @@ LEN_CONTEXT = 5
 _NUM_RECENT = 8  # tokens that are remembered behind a context
 _ENTRY_BYTES = 430  # of an entry with everything in it, as Python stores it, at most; measured by a test
 _DOUBT = {1: 3.0, 2: 1.0, 3: 0.6, 4: 0.4, 5: 0.25}  # by the length of a context: what is added to the total count
+# What others wrote tells how the model spells keys, and little of what a value is.
+_OTHERS = {False: "others", True: "others, in free text"}
 _EVERY_GRAMMAR = 0
 _VERSION = 1
 
@@ -177,9 +179,7 @@ class _RequestMemory(Drafter):
         self._own = Memory(max_bytes=DEFAULT_MEMORY_BYTES)
         self._own.add(0, prompt_ids, 1)
         self._before = tuple(prompt_ids[-LEN_CONTEXT:])
-        shared = [] if memory is None else [(memory, table) for table in tables]
-        self._places = [*shared[::-1], (self._own, 0)]
-        self._learned = shared or self._places
+        self._shared = [] if memory is None else [(memory, table) for table in reversed(tables)]
         self._num_learned = 0
 
     def propose(self, view: DraftView) -> Bid | None:
@@ -187,21 +187,21 @@ class _RequestMemory(Drafter):
         allows = view.allows
         for first in range(len(context)):
             behind = context[first:]
+            own = self._own.recent(0, behind)
+            found = [token for memory, table in self._shared for token in memory.recent(table, behind)]
             # The most recent last: what this request says counts for more than what others did.
-            found: tuple[int, ...] = ()
-            for memory, table in self._places:
-                found += memory.recent(table, behind)
-            legal = [token for token in found if allows(token)]
+            legal = [token for token in (*found, *own) if allows(token)]
             if legal:
                 best = max(reversed(legal), key=legal.count)
-                return Bid((best,), legal.count(best) / (len(legal) + _DOUBT[len(behind)]))
+                confidence = legal.count(best) / (len(legal) + _DOUBT[len(behind)])
+                return Bid((best,), confidence, "own" if best in own else _OTHERS[view.has_choice])
         return None
 
     def learn(self, outcome: Outcome) -> None:
         start = max(0, self._num_learned - LEN_CONTEXT)
         ids = [*(self._before if not start else ()), *outcome.output_ids[start:]]
         first_new = len(ids) - (len(outcome.output_ids) - self._num_learned)
-        for memory, table in self._learned:
+        for memory, table in (*self._shared, (self._own, 0)):
             memory.add(table, ids, first_new)
         self._num_learned = len(outcome.output_ids)
 

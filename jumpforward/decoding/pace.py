@@ -31,15 +31,21 @@ class Claim(NamedTuple):
     """What a source said of a token: those who say the same are judged together."""
 
     source: str
-    is_first: bool  # of its bid; the later tokens of a word or a key are surer than its first
+    kind: str  # of its bid
+    is_first: bool  # token of its bid; the later tokens of a word or a key are surer
     bin: int
     confidence: float
 
     @classmethod
-    def of(cls, source: str, is_first: bool, confidence: float) -> Claim:
+    def of(cls, source: str, is_first: bool, confidence: float, kind: str = "") -> Claim:
         """Return the claim of a bid's token."""
         confidence = min(max(confidence, 0.01), 0.99)
-        return cls(source, is_first, int(confidence * _NUM_BINS), confidence)
+        return cls(source, kind, is_first, int(confidence * _NUM_BINS), confidence)
+
+    @property
+    def key(self) -> tuple[str, str, bool, int]:
+        """What it is judged by."""
+        return self[:4]
 
 
 @dataclass
@@ -57,7 +63,7 @@ class Pace:
 
     def __init__(self, costs: PassCosts) -> None:
         self.costs = costs
-        self._records: defaultdict[tuple[str, bool, int], _Record] = defaultdict(_Record)
+        self._records: defaultdict[tuple[str, str, bool, int], _Record] = defaultdict(_Record)
         self._lock = Lock()
         self._tokens_per_pass = 2.0
         self._rows_per_pass = 4.0
@@ -75,7 +81,7 @@ class Pace:
 
     def worth(self, claim: Claim) -> float:
         """Return how likely a token is for which a source makes this claim."""
-        record = self._records.get(claim[:3])
+        record = self._records.get(claim.key)
         if record is None:
             return claim.confidence
         return (record.num_right + _PRIOR_WEIGHT * claim.confidence) / (record.num_tried + _PRIOR_WEIGHT)
@@ -83,7 +89,7 @@ class Pace:
     def refuse(self, claim: Claim) -> None:
         """Hear that a token was not drafted, since it did not seem worth a row."""
         with self._lock:
-            record = self._records[claim[:3]]
+            record = self._records[claim.key]
             record.num_right *= _REFUSED_DECAY
             record.num_tried *= _REFUSED_DECAY
 
@@ -94,7 +100,7 @@ class Pace:
         """
         with self._lock:
             for claim, is_right in judged:
-                record = self._records[claim[:3]]
+                record = self._records[claim.key]
                 keep = 1 - 1 / _MEMORY
                 record.num_right = keep * record.num_right + is_right
                 record.num_tried = keep * record.num_tried + 1
