@@ -178,6 +178,8 @@ def test_lookup_goes_on_with_a_word_of_the_prompt() -> None:
     ("prompt", "pattern", "text", "expected"),
     [
         pytest.param("a yoga mat", "[A-Za-z ]{4}", "Yoga", "oga", id="in another case"),
+        pytest.param("a yoga mat", "[A-Za-z ]{8}", "Yoga Mat", "oga Mat", id="words in another case"),
+        pytest.param("a YOGA MAT", "[A-Za-z ]{8}", "Yoga Mat", "ga Mat", id="capitals in small letters"),
         pytest.param("yet Yoga", "[A-Za-z ]{4}", "Yoga", "oga", id="in its own case first"),
         pytest.param("Ann met Ada, and Bo", "[A-Za-z ]{6}", "Bo Ada", "oda", id="the last place"),
         pytest.param("order K4-009 of 2024-05-06 is 37 bags", "=[0-9]{2}", "=37", "37", id="a number"),

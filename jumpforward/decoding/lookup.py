@@ -57,27 +57,31 @@ class _PromptText(CopiedText):
     def propose(self, view: DraftView) -> Bid | None:
         if not _WORD.match(view.output_bytes, max(0, len(view.output_bytes) - 1)):
             return self._number(view)
-        end = self._find(bytes(view.output_bytes[-_MAX_KNOWN:]))
-        if end is None:
+        found = self._find(bytes(view.output_bytes[-_MAX_KNOWN:]))
+        if found is None:
             return self._ends.bid(view, _END_OF_WORD)
-        self._last_end, len_known = end
-        data, confidence = self._next(self._last_end, len_known)
+        self._last_end, known = found
+        data, confidence = self._next(self._last_end, len(known))
         if confidence < _NEXT and (bid := self._ends.bid(view, _END_OF_CLAUSE)) is not None:
             return bid
+        is_recased = not self._text.endswith(known, 0, self._last_end)
+        return self._bid(view, _cased(data, known) if is_recased else data, confidence, "recased" if is_recased else "")
+
+    def _bid(self, view: DraftView, data: bytes, confidence: float, kind: str) -> Bid | None:
         tokens = self._boundary.spell(view.output_ids, data).ids if data else ()
-        return Bid(tokens, confidence) if tokens else None
+        return Bid(tokens, confidence, kind) if tokens else None
 
     def learn(self, outcome: Outcome) -> None:
         self._ends.learn(outcome)
 
-    def _find(self, known: bytes) -> tuple[int, int] | None:
-        """Return where in the prompt the longest end of the output ends that begins with a word, and its length."""
+    def _find(self, known: bytes) -> tuple[int, bytes] | None:
+        """Return where in the prompt the longest end of the output ends that begins with a word, and that end."""
         for text, end in ((self._text, known), (self._lower_text, known.lower())):
             for match in _WORD_START.finditer(known):
                 wanted = end[match.start() :]
                 place = _first_place(text, wanted, self._last_end - len(wanted)) or _last_place(text, wanted)
                 if place:
-                    return place + len(wanted), len(wanted)
+                    return place + len(wanted), known[match.start() :]
         return None
 
     def _number(self, view: DraftView) -> Bid | None:
@@ -89,8 +93,7 @@ class _PromptText(CopiedText):
         ):
             return None
         match = _NUMBER.search(self._text, self._last_end) or _NUMBER.search(self._text)
-        tokens = self._boundary.spell(view.output_ids, match[0]).ids if match else ()
-        return Bid(tokens, _NEXT_NUMBER, "number") if tokens else None
+        return self._bid(view, match[0], _NEXT_NUMBER, "number") if match else None
 
     def _next(self, end: int, len_known: int) -> tuple[bytes, float]:
         """Return the text up to the end of a word, and how likely it is copied too."""
@@ -104,6 +107,13 @@ class _PromptText(CopiedText):
         if b" " in match[0] or b"\n" in match[0]:
             return match[0], _OVER_CLAUSE
         return match[0], _JOINED
+
+
+def _cased(data: bytes, known: bytes) -> bytes:
+    """Return text of the prompt in the case of what stands in front of it: inside a word, or in front of the next."""
+    if _WORD.match(data):
+        return data.lower() if known[-1:].islower() else data
+    return data.title() if known[:1].isupper() else data.lower()
 
 
 def _first_place(text: bytes, wanted: bytes, start: int) -> int:
