@@ -33,7 +33,7 @@ def places(chosen, tokenizer, document):
         if theirs.is_error():  # it has no grammar for the schema
             return
         forced = ours.forced_bytes()
-        stable = chosen.boundary.spell(ids[:index], forced, ours.live_bytes).stable if forced else ()
+        stable = chosen.boundary.spell(ids[:index], forced, ours).stable if forced else ()
         other = theirs.compute_ff_bytes(), tuple(theirs.compute_ff_tokens())
         yield (forced, stable), other, ids[index:]
         assert ours.consume(token)

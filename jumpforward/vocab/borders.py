@@ -14,18 +14,20 @@ That is exact for a border as such: a look-back by a number of tokens is sometim
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from jumpforward.vocab.agreeing import common_beginning
 from jumpforward.vocab.cutting import Cutting
+from jumpforward.vocab.encoder import len_whole_characters
 from jumpforward.vocab.pattern_parser import UnknownRuleError
 from jumpforward.vocab.piece_model import PieceModel
-from jumpforward.vocab.rewriting import Rewriting
-from jumpforward.vocab.split_rule import ANYTHING, END, Ahead, Cuts
+from jumpforward.vocab.rewriting import Rewriting, space_letter
+from jumpforward.vocab.split_rule import ANYTHING, END, Ahead, Cuts, TooManyWaysError
 from jumpforward.vocab.vocabulary import ANY_BYTE, Vocabulary, backend_spec, components
 
 if TYPE_CHECKING:
@@ -34,6 +36,31 @@ if TYPE_CHECKING:
 Tokens = tuple[int, ...]
 
 _CACHED_PAIRS = 1 << 16
+_MAX_CONTINUATIONS = 32
+
+
+class Stable(NamedTuple):
+    """How many tokens of a text stay.
+
+    Attributes:
+        at_most: how many at most.
+        doubts: how many stay if one of these texts can follow, for numbers below that, in ascending order.
+    """
+
+    at_most: int
+    doubts: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
+
+    def number(self, permits: Callable[[bytes], bool] | None = None) -> int:
+        """Return how many stay, given what says whether a text can follow; without it any can."""
+        legal = (number for number, texts in self.doubts if permits is None or any(map(permits, texts)))
+        return next(legal, self.at_most)
+
+
+class _Spelling(NamedTuple):
+    """Tokens of the beginning of a text; and the texts of which one must follow it for that, if some must."""
+
+    ids: Tokens
+    if_behind: tuple[bytes, ...] = ()
 
 
 class StableBorders:
@@ -48,8 +75,9 @@ class StableBorders:
         self.reason: str | None = None
         spec = backend_spec(tokenizer)
         try:
-            self._rewriting = Rewriting(components(spec["normalizer"]), spec["added_tokens"])
-            self._cutting = Cutting(components(spec["pre_tokenizer"]))
+            normalizer = components(spec["normalizer"])
+            self._rewriting = Rewriting(normalizer, spec["added_tokens"])
+            self._cutting = Cutting(components(spec["pre_tokenizer"]), space_letter(normalizer))
             self._model = PieceModel(spec, tokenizer.backend_tokenizer)
         except UnknownRuleError as error:
             self.reason = str(error)
@@ -60,26 +88,41 @@ class StableBorders:
 
         ``next_bytes`` are those with which text behind it can begin; it may also end.
         """
-        data = self._vocabulary.text_bytes(ids)
-        if self.reason is not None or not data:
-            return 0
-        try:
-            text = data.decode()
-            (way,) = self._cutting.cuts(text, END)
-            if next(self._spellings(text, way, ANY_BYTE)) != tuple(ids):
-                return 0  # an added token is in it, or something that is not understood
-            return self._num_common(tuple(ids), *self._rewriting.settled(text, next_bytes))
-        except (UnicodeDecodeError, UnknownRuleError):  # half a character; a text with too many ways to be cut
-            return 0
+        return self.stable(ids, next_bytes).number()
 
-    def _num_common(self, ids: Tokens, text: str, next_bytes: bytes) -> int:
+    def stable(self, ids: Sequence[int], next_bytes: bytes) -> Stable:
+        """Return the same as far as it can be said without knowing more of what may come than its first byte."""
+        data = self._vocabulary.text_bytes(ids)
+        if self.reason is not None or not data or len_whole_characters(data) < len(data):
+            return Stable(0)
+        text = data.decode()
+        (way,) = self._cutting.cuts(text, END)
+        known = self._spellings(text, way, ANY_BYTE)[0].ids
+        if known != tuple(ids[: len(known)]) or self._rewriting.takes_out(text):
+            return Stable(0)
+        settled, next_settled = self._rewriting.settled(text, next_bytes)
+        found = self._stable_settled(known, settled, next_settled)
+        # Where text is left out or rewritten, what the tokens go on with is not what comes behind it.
+        return found if (settled, next_settled) == (text, next_bytes) else Stable(found.number())
+
+    def _stable_settled(self, ids: Tokens, text: str, next_bytes: bytes) -> Stable:
+        """Return what stays of the tokens of a text, or of those of a beginning that is cut in fewer ways."""
+        try:
+            return self._stable_of(ids, text, next_bytes)
+        except TooManyWaysError as error:
+            text, next_bytes = text[: error.place], text[error.place :].encode()[:1]
+            return Stable(self._stable_settled(ids, text, next_bytes).number() if text else 0)
+
+    def _stable_of(self, ids: Tokens, text: str, next_bytes: bytes) -> Stable:
         ways = {way: None for ahead in self._aheads(next_bytes) for way in self._cutting.cuts(text, ahead)}
-        for way in ways:
-            for tokens in self._spellings(text, way, next_bytes):
-                ids = ids[: _len_common(ids, tokens)]
-                if not ids:
-                    return 0
-        return len(ids)
+        number, doubts = len(ids), []
+        for each in (spelling for way in ways for spelling in self._spellings(text, way, next_bytes)):
+            num_common = len(common_beginning([ids, each.ids]))
+            if each.if_behind:
+                doubts.append((num_common, each.if_behind))
+            else:
+                number = min(number, num_common)
+        return Stable(number, tuple(sorted(doubt for doubt in doubts if doubt[0] < number)))
 
     def _aheads(self, next_bytes: bytes) -> Iterator[Ahead]:
         """Give the next characters, one of each sort that the pre-tokenizer tells apart, and the end."""
@@ -90,27 +133,42 @@ class StableBorders:
         chars = map(chr, next_bytes)
         yield from (Ahead(char) for char in {self._cutting.signatures(char): char for char in chars}.values())
 
-    def _spellings(self, text: str, way: Cuts, next_bytes: bytes) -> Iterator[Tokens]:
-        """Give the tokens in front of each place where the last border within a text could be, if it is cut so."""
+    def _spellings(self, text: str, way: Cuts, next_bytes: bytes) -> list[_Spelling]:
+        """Return the tokens in front of each place where the last border within a text could be, if it is cut so."""
         data = text.encode()
         places = [len(text[:place].encode()) for place in way]
-        before = tuple(token for start, end in pairwise(places) for token in self._model.whole(data[start:end]))
+        before: Tokens = ()
+        for start, end in pairwise(places):
+            ids, is_all = self._model.whole(data[start:end])
+            before += ids
+            if not is_all:
+                return [_Spelling(before)]
         rest = data[places[-1] :]
-        yield before + self._model.beginning(rest)
+        found = [_Spelling(before + self._model.beginning(rest)[0])]
         for place in range(max(0, len(rest) - self._longest + 1), len(rest)):
-            if self._spans(rest[place:], next_bytes):
-                yield before + self._model.beginning(rest[:place])
+            more = self._continuations(rest[place:], next_bytes)
+            if more is not None:
+                found.append(_Spelling(before + self._model.beginning(rest[:place])[0], more))
+        return found
 
-    def _spans(self, beginning: bytes, next_bytes: bytes) -> bool:
-        """Whether some token begins so and goes on with one of these bytes."""
+    def _continuations(self, beginning: bytes, next_bytes: bytes) -> tuple[bytes, ...] | None:
+        """Return with what the tokens go on that begin so and then have one of these bytes.
+
+        None where there are no such tokens; nothing where one byte is enough, or there are many to be asked about.
+        """
         pieces, length = self._sorted, len(beginning)
+        found: list[bytes] = []
         place = bisect_right(pieces, beginning)
         while place < len(pieces) and pieces[place].startswith(beginning):
             value = pieces[place][length]
-            if value in next_bytes:
-                return True
-            place = bisect_left(pieces, beginning + bytes([value + 1])) if value < 255 else len(pieces)
-        return False
+            if value not in next_bytes:
+                place = bisect_left(pieces, beginning + bytes([value + 1])) if value < 255 else len(pieces)
+                continue
+            found.append(pieces[place][length:])
+            if len(found[-1]) == 1 or len(found) > _MAX_CONTINUATIONS:
+                return ()
+            place += 1
+        return tuple(found) or None
 
     @cached_property
     def _sorted(self) -> list[bytes]:
@@ -133,6 +191,10 @@ class StableBorders:
             return True
         return not self._model.takes_whole and not self._side_by_side[left.encode()[-1], right.encode()[0]]
 
+    def is_known(self, text: str) -> bool:
+        """Whether the tokens of a text that stands behind such a place are sure to be those of the text alone."""
+        return self.reason is None and self._model.is_known(text)
+
     @cached_property
     def _side_by_side(self) -> np.ndarray:
         """For all pairs of bytes, whether some token contains them next to each other, (first byte, second byte)."""
@@ -144,8 +206,3 @@ class StableBorders:
         first = np.flatnonzero(inside)
         pairs[data[first], data[first + 1]] = True
         return pairs
-
-
-def _len_common(left: Tokens, right: Tokens) -> int:
-    shorter = min(len(left), len(right))
-    return next((index for index in range(shorter) if left[index] != right[index]), shorter)

@@ -9,7 +9,14 @@ from jumpforward.vocab.pattern_parser import UnknownRuleError
 from jumpforward.vocab.split_rule import SplitRule
 from jumpforward.vocab.vocabulary import ANY_BYTE
 
+_SPACE = {"String": " "}
 _COMPOSING_SIGNS = "<=>"  # with a stroke over them they are characters of their own; of ASCII otherwise only letters
+
+
+def space_letter(normalizer: Sequence[dict[str, Any]]) -> str:
+    """Return what a normalizer makes of a space."""
+    letters = [step["content"] for step in normalizer if step["type"] == "Replace" and step["pattern"] == _SPACE]
+    return letters[0] if letters else " "
 
 
 class Rewriting:
@@ -42,6 +49,10 @@ class Rewriting:
         kept = kept[: min((_begun(kept, content) for content in self._added), default=len(kept))]
         return kept, next_bytes if len(kept) == len(text) else ANY_BYTE
 
+    def takes_out(self, text: str) -> bool:
+        """Whether an added token may stand in a text, which is then cut before the pre-tokenizer sees it."""
+        return any(content in text for content in self._added)
+
     def may_cross(self, left: str, right: str) -> bool:
         """Whether a rewriting or an added token may concern two characters next to each other at once."""
         pair = left + right
@@ -63,7 +74,7 @@ def _replaces(step: dict[str, Any]) -> bool:
     if step["type"] in ("NFC", "Prepend"):
         return False
     pattern = step.get("pattern", {})
-    if step["type"] == "Replace" and pattern == {"String": " "}:
+    if step["type"] == "Replace" and pattern == _SPACE and len(step["content"]) == 1:
         return False
     if step["type"] == "Replace" and "Regex" in pattern:
         rule = SplitRule(pattern["Regex"])
