@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from continuations import Context, Tokens
 
 import jumpforward as jf
-from jumpforward.decoding.boundary import Boundary, Following, Spelling
+from jumpforward.decoding.boundary import Boundary, Spelling
 from jumpforward.decoding.costs import FixedCosts
 from jumpforward.decoding.forced import ForcedText
 from jumpforward.decoding.pace import Pace
@@ -50,7 +50,7 @@ class Alone(Boundary):
         self._encoder = kit.encoder
         self._tokens = kit.engine.compiler.pushdown(language.grammar).tokens
 
-    def spell(self, left: Sequence[int], forced: bytes, following: Following | None = None) -> Spelling:  # noqa: ARG002
+    def spell(self, left: Sequence[int], forced: bytes, live_bytes: Callable[[bytes], bytes] | None = None) -> Spelling:  # noqa: ARG002
         """Return the tokens, all of them as stable ones."""
         ids = self._ids_of(left, forced)
         return Spelling(ids, len(ids))

@@ -73,7 +73,7 @@ class Rules:
             "drop 1": lambda run: self.boundary.spell(run.left, run.forced).ids[:-1],
             "look back": self._look_back,
             "any text": lambda run: self.boundary.spell(run.left, run.forced).stable,
-            "stable": lambda run: self.boundary.spell(run.left, run.forced, run.matcher).stable,
+            "stable": lambda run: self.boundary.spell(run.left, run.forced, run.matcher.live_bytes).stable,
             "retokenize": self._retokenize,
         }
 

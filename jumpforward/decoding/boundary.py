@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from jumpforward.vocab.borders import StableBorders
 from jumpforward.vocab.canonical import Seam, find_seams
@@ -55,18 +55,6 @@ class Rewrite(NamedTuple):
     num_final: int
 
 
-class Following(Protocol):
-    """What says how a text can go on, as a matcher does."""
-
-    def live_bytes(self, behind: bytes = b"") -> bytes:
-        """Return the bytes that may come next, behind bytes that may follow."""
-        ...
-
-    def permits(self, data: bytes) -> bool:
-        """Return whether these bytes may follow."""
-        ...
-
-
 class Boundary:
     """Spells forced bytes in their left context. Remembers seams; otherwise without state."""
 
@@ -75,14 +63,13 @@ class Boundary:
         self._borders = borders
         self._text_bytes = encoder.vocabulary.text_bytes
         self._ids = lru_cache(maxsize=_CACHED_SEAMS)(self._ids_uncached)
-        self._stable = lru_cache(maxsize=_CACHED_SEAMS)(borders.stable)
 
     @property
     def not_understood(self) -> str | None:
         """What of the tokenizer is not understood, so that nothing is stable; None where all is."""
         return self._borders.reason
 
-    def spell(self, left: Sequence[int], forced: bytes, following: Following | None = None) -> Spelling:
+    def spell(self, left: Sequence[int], forced: bytes, live_bytes: Callable[[bytes], bytes] | None = None) -> Spelling:
         """Return the tokens of ``forced`` behind the output tokens ``left``, which stay as they are.
 
         Where the tokens of left and forced text together are not ``left`` and then others, the forced text is spelled
@@ -91,8 +78,8 @@ class Boundary:
         Args:
             left: the output so far.
             forced: what must follow it.
-            following: says what can follow ``left``, as the matcher that stands there does; without it any text can
-                follow ``forced``, and fewer tokens are stable.
+            live_bytes: says with which bytes text can go on behind ``left`` and what may follow it, as the matcher that
+                stands there does; without it any text can follow ``forced``, and fewer tokens are stable.
         """
         num_left = self._num_left(left, forced)
         window = tuple(left[max(0, len(left) - (_UNSURE_WINDOW if num_left is None else num_left)) :])
@@ -100,12 +87,12 @@ class Boundary:
         context, ids = self._ids(window, whole)
         if num_left is None or self._borders.reason is not None:
             return Spelling(ids, 0, is_understood=False)
-        if following is None:
-            stable = self._stable(context + ids, forced[len(whole) :][:1] or ANY_BYTE).number()
+        known = context + ids
+        if live_bytes is None:
+            num_stable = self._borders.num_stable(known, forced[len(whole) :][:1] or ANY_BYTE)
         else:
-            found = self._stable(context + ids, following.live_bytes(whole))
-            stable = found.number(lambda more: following.permits(whole + more))
-        return Spelling(ids, max(0, stable - len(context)))
+            num_stable = self._borders.num_stable(known, live_bytes(whole), lambda more: live_bytes(whole + more))
+        return Spelling(ids, max(0, num_stable - len(context)))
 
     def rewrite(self, output: Sequence[int], num_canonical: int, forced: bytes) -> Rewrite | None:
         """Return ``output`` with ``forced`` behind it in canonical tokens; None where the tokenizer has none for it.
@@ -146,7 +133,7 @@ class Boundary:
             before, window = text_ids[: len(text_ids) - count], tuple(text_ids[len(text_ids) - count :])
             if not before or self._fall_apart(self._text_bytes(before[-4:]), self._text_bytes(window)):
                 is_canonical = self._encoder.encode(self._text_bytes(window)) == window
-                return count - self._stable(window, next_bytes).number() if is_canonical else 0
+                return count - self._borders.num_stable(window, next_bytes) if is_canonical else 0
         return 0
 
     def find_seams(self, ids: Sequence[int]) -> list[Seam] | None:

@@ -49,7 +49,7 @@ class Committer:
                 return num_before
             if self._policy.rewrites:
                 return self._rewrite(forced)
-            spelling = self._boundary.spell(self._sequence.output_ids, forced, self._matcher)
+            spelling = self._boundary.spell(self._sequence.output_ids, forced, self._matcher.live_bytes)
             self._counters.withheld(spelling.num_withheld, is_understood=spelling.is_understood)
             self._append(spelling.stable)
         return num_before
@@ -57,7 +57,7 @@ class Committer:
     def stable(self, output_ids: Ids[int]) -> Ids[int]:
         """Return the stable tokens of what is forced behind ``output_ids``, at whose end the matcher stands."""
         forced = self._matcher.forced_bytes()
-        return self._boundary.spell(output_ids, forced, self._matcher).stable if forced else ()
+        return self._boundary.spell(output_ids, forced, self._matcher.live_bytes).stable if forced else ()
 
     def _append(self, tokens: Ids[int]) -> bool:
         """Append forced tokens; False where it ends with some of them."""

@@ -136,11 +136,6 @@ class AutomatonMatcher:
         dfa = self._compiled.dfa
         return b"" if self.is_terminated else dfa.live_bytes(dfa.run(behind, self._place.state))
 
-    def permits(self, data: bytes) -> bool:
-        """Return whether these bytes may come next."""
-        dfa = self._compiled.dfa
-        return not data if self.is_terminated else dfa.run(data, self._place.state) != dfa.dead
-
     def missing_bytes(self) -> bytes:
         """Return the bytes, anywhere from here on, that no token contains."""
         if self.is_terminated:

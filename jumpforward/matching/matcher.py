@@ -48,10 +48,6 @@ class Matcher(Protocol):
         """
         ...
 
-    def permits(self, data: bytes) -> bool:
-        """Return whether these bytes may come next, whatever tokens there are."""
-        ...
-
     def missing_bytes(self) -> bytes:
         """Return the bytes that the grammar wants and no token spells, in ascending order. For messages: slow."""
         ...
@@ -84,10 +80,6 @@ class LimitedMatcher:
     def live_bytes(self, behind: bytes = b"") -> bytes:
         """Return the bytes that may come next, in ascending order."""
         return self._inner.live_bytes(behind)
-
-    def permits(self, data: bytes) -> bool:
-        """Return whether these bytes may come next."""
-        return self._inner.permits(data)
 
     def missing_bytes(self) -> bytes:
         """Return the bytes that the grammar wants and no token spells."""

@@ -113,14 +113,6 @@ class PushdownMatcher:
         walker.rollback(1 if behind else 0)
         return live
 
-    def permits(self, data: bytes) -> bool:
-        """Return whether these bytes may come next."""
-        if self.is_terminated:
-            return not data
-        permitted = self._bytewise().consume(data)
-        self._bytewise().rollback(1 if data and permitted else 0)
-        return permitted
-
     def missing_bytes(self) -> bytes:
         """Return the bytes that may come next and that no token begins with."""
         spellable = self._compiled.vocabulary.spellable_bytes

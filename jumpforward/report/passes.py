@@ -21,23 +21,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from jumpforward.decoding.boundary import Boundary
 from jumpforward.report.counts import POLICY_BOUNDS, TokenCounts, histogram
 from jumpforward.report.walk import Walk
-
-
-class _OnlyNext(NamedTuple):
-    """What can follow where no more than the next byte is known: anything that begins with one of them."""
-
-    next_bytes: bytes
-
-    def live_bytes(self, behind: bytes = b"") -> bytes:  # noqa: ARG002
-        return self.next_bytes
-
-    def permits(self, data: bytes) -> bool:  # noqa: ARG002
-        return True
+from jumpforward.vocab.vocabulary import ANY_BYTE
 
 
 @dataclass(frozen=True)
@@ -132,7 +120,10 @@ class Laid:
         if not forced:
             return _Spelled()
         next_bytes = self._found.live_bytes(self.ends[index] + len(forced))
-        spelling = self._boundary.spell(self.ids[:index], forced, _OnlyNext(next_bytes))
+        # Of what comes behind the next byte nothing is known: the engine may find a little more stable.
+        spelling = self._boundary.spell(
+            self.ids[:index], forced, lambda behind: ANY_BYTE if len(behind) > len(forced) else next_bytes
+        )
         wanted = self.ids[index : index + len(spelling.ids)]
         agreeing = next((i for i, (ours, own) in enumerate(zip(spelling.ids, wanted, strict=False)) if ours != own),
                         len(wanted))  # fmt: skip

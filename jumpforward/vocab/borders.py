@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 Tokens = tuple[int, ...]
 
 _CACHED_PAIRS = 1 << 16
-_MAX_CONTINUATIONS = 32
+_CACHED_TEXTS = 8192  # the same come back with every document of a schema
+_MAX_STEPS = 16
 
 
 class Stable(NamedTuple):
@@ -44,23 +45,18 @@ class Stable(NamedTuple):
 
     Attributes:
         at_most: how many at most.
-        doubts: how many stay if one of these texts can follow, for numbers below that, in ascending order.
+        doubts: how many stay if a token that begins so, and goes on behind the text, can come; in ascending order.
     """
 
     at_most: int
-    doubts: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
-
-    def number(self, permits: Callable[[bytes], bool] | None = None) -> int:
-        """Return how many stay, given what says whether a text can follow; without it any can."""
-        legal = (number for number, texts in self.doubts if permits is None or any(map(permits, texts)))
-        return next(legal, self.at_most)
+    doubts: tuple[tuple[int, bytes], ...] = ()
 
 
 class _Spelling(NamedTuple):
-    """Tokens of the beginning of a text; and the texts of which one must follow it for that, if some must."""
+    """Tokens of the beginning of a text; and how a token begins that must come behind them for that, if one must."""
 
     ids: Tokens
-    if_behind: tuple[bytes, ...] = ()
+    if_spanned: bytes = b""
 
 
 class StableBorders:
@@ -81,29 +77,52 @@ class StableBorders:
             self._model = PieceModel(spec, tokenizer.backend_tokenizer)
         except UnknownRuleError as error:
             self.reason = str(error)
+        self._stable = lru_cache(maxsize=_CACHED_TEXTS)(self._stable_uncached)
         self.are_independent = lru_cache(maxsize=_CACHED_PAIRS)(self._are_independent)
 
-    def num_stable(self, ids: Sequence[int], next_bytes: bytes = ANY_BYTE) -> int:
+    def num_stable(
+        self, ids: Sequence[int], next_bytes: bytes = ANY_BYTE, live_bytes: Callable[[bytes], bytes] | None = None
+    ) -> int:
         """Return how many of the canonical tokens ``ids`` of a text stay, whatever comes behind it.
 
-        ``next_bytes`` are those with which text behind it can begin; it may also end.
+        Args:
+            ids: the tokens.
+            next_bytes: those with which text behind them can begin; it may also end.
+            live_bytes: says with which bytes such text can go on behind some of it; without it, with any.
         """
-        return self.stable(ids, next_bytes).number()
+        found = self._stable(tuple(ids), next_bytes)
+        if live_bytes is None:
+            return _at_least(found).at_most
+        spanned = (number for number, begun in found.doubts if self._can_come(begun, next_bytes, live_bytes))
+        return next(spanned, found.at_most)
 
-    def stable(self, ids: Sequence[int], next_bytes: bytes) -> Stable:
-        """Return the same as far as it can be said without knowing more of what may come than its first byte."""
+    def _can_come(self, begun: bytes, next_bytes: bytes, live_bytes: Callable[[bytes], bytes]) -> bool:
+        """Whether a token that begins so can go on as a text can; true too where that takes long to find out."""
+        waiting = [bytes([value]) for value in self._next_values(begun, next_bytes)[0]]
+        for _ in range(_MAX_STEPS):
+            if not waiting:
+                return False
+            more = waiting.pop()
+            values, is_token = self._next_values(begun + more, live_bytes(more))
+            if is_token:
+                return True
+            waiting += [more + bytes([value]) for value in values]
+        return True
+
+    def _stable_uncached(self, ids: Tokens, next_bytes: bytes) -> Stable:
+        """Return how many tokens stay, as far as it can be said by the first byte of what may come."""
         data = self._vocabulary.text_bytes(ids)
         if self.reason is not None or not data or len_whole_characters(data) < len(data):
             return Stable(0)
         text = data.decode()
         (way,) = self._cutting.cuts(text, END)
         known = self._spellings(text, way, ANY_BYTE)[0].ids
-        if known != tuple(ids[: len(known)]) or self._rewriting.takes_out(text):
+        if known != ids[: len(known)] or self._rewriting.takes_out(text):
             return Stable(0)
         settled, next_settled = self._rewriting.settled(text, next_bytes)
         found = self._stable_settled(known, settled, next_settled)
         # Where text is left out or rewritten, what the tokens go on with is not what comes behind it.
-        return found if (settled, next_settled) == (text, next_bytes) else Stable(found.number())
+        return found if (settled, next_settled) == (text, next_bytes) else _at_least(found)
 
     def _stable_settled(self, ids: Tokens, text: str, next_bytes: bytes) -> Stable:
         """Return what stays of the tokens of a text, or of those of a beginning that is cut in fewer ways."""
@@ -111,15 +130,15 @@ class StableBorders:
             return self._stable_of(ids, text, next_bytes)
         except TooManyWaysError as error:
             text, next_bytes = text[: error.place], text[error.place :].encode()[:1]
-            return Stable(self._stable_settled(ids, text, next_bytes).number() if text else 0)
+            return _at_least(self._stable_settled(ids, text, next_bytes)) if text else Stable(0)
 
     def _stable_of(self, ids: Tokens, text: str, next_bytes: bytes) -> Stable:
         ways = {way: None for ahead in self._aheads(next_bytes) for way in self._cutting.cuts(text, ahead)}
         number, doubts = len(ids), []
         for each in (spelling for way in ways for spelling in self._spellings(text, way, next_bytes)):
             num_common = len(common_beginning([ids, each.ids]))
-            if each.if_behind:
-                doubts.append((num_common, each.if_behind))
+            if each.if_spanned:
+                doubts.append((num_common, each.if_spanned))
             else:
                 number = min(number, num_common)
         return Stable(number, tuple(sorted(doubt for doubt in doubts if doubt[0] < number)))
@@ -146,29 +165,25 @@ class StableBorders:
         rest = data[places[-1] :]
         found = [_Spelling(before + self._model.beginning(rest)[0])]
         for place in range(max(0, len(rest) - self._longest + 1), len(rest)):
-            more = self._continuations(rest[place:], next_bytes)
-            if more is not None:
-                found.append(_Spelling(before + self._model.beginning(rest[:place])[0], more))
+            values, is_token = self._next_values(rest[place:], next_bytes)
+            if values or is_token:
+                ids, _ = self._model.beginning(rest[:place])
+                found.append(_Spelling(before + ids, b"" if is_token else rest[place:]))
         return found
 
-    def _continuations(self, beginning: bytes, next_bytes: bytes) -> tuple[bytes, ...] | None:
-        """Return with what the tokens go on that begin so and then have one of these bytes.
-
-        None where there are no such tokens; nothing where one byte is enough, or there are many to be asked about.
-        """
-        pieces, length = self._sorted, len(beginning)
-        found: list[bytes] = []
-        place = bisect_right(pieces, beginning)
-        while place < len(pieces) and pieces[place].startswith(beginning):
+    def _next_values(self, begun: bytes, next_bytes: bytes) -> tuple[list[int], bool]:
+        """Return with which of these bytes tokens go on that begin so, and whether such a byte completes one."""
+        pieces, length = self._sorted, len(begun)
+        values: list[int] = []
+        place = bisect_right(pieces, begun)
+        while place < len(pieces) and pieces[place].startswith(begun):
             value = pieces[place][length]
-            if value not in next_bytes:
-                place = bisect_left(pieces, beginning + bytes([value + 1])) if value < 255 else len(pieces)
-                continue
-            found.append(pieces[place][length:])
-            if len(found[-1]) == 1 or len(found) > _MAX_CONTINUATIONS:
-                return ()
-            place += 1
-        return tuple(found) or None
+            if value in next_bytes:
+                values.append(value)
+                if len(pieces[place]) == length + 1:
+                    return values, True
+            place = bisect_left(pieces, begun + bytes([value + 1])) if value < 255 else len(pieces)
+        return values, False
 
     @cached_property
     def _sorted(self) -> list[bytes]:
@@ -206,3 +221,8 @@ class StableBorders:
         first = np.flatnonzero(inside)
         pairs[data[first], data[first + 1]] = True
         return pairs
+
+
+def _at_least(found: Stable) -> Stable:
+    """Return what stays if every token that is in doubt can come."""
+    return Stable(min([number for number, _ in found.doubts[:1]], default=found.at_most))

@@ -46,7 +46,7 @@ class Rewriting:
         if not next_bytes.isascii() and (self._replaces or self._composes):
             next_bytes = ANY_BYTE
             kept = _without_open_character(kept) if self._composes else kept
-        kept = kept[: min((_begun(kept, content) for content in self._added), default=len(kept))]
+        kept = kept[: min((_begun(kept, content, next_bytes) for content in self._added), default=len(kept))]
         return kept, next_bytes if len(kept) == len(text) else ANY_BYTE
 
     def takes_out(self, text: str) -> bool:
@@ -63,10 +63,11 @@ class Rewriting:
         )
 
 
-def _begun(text: str, content: str) -> int:
+def _begun(text: str, content: str, next_bytes: bytes) -> int:
     """Return where an added token could begin that is not complete yet; the text's length where none could."""
     lengths = range(min(len(content) - 1, len(text)), 0, -1)
-    return len(text) - next((length for length in lengths if text.endswith(content[:length])), 0)
+    begun = (length for length in lengths if text.endswith(content[:length]))
+    return len(text) - next((length for length in begun if content[length:].encode()[0] in next_bytes), 0)
 
 
 def _replaces(step: dict[str, Any]) -> bool:
