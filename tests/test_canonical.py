@@ -103,7 +103,7 @@ def test_an_engine_says_what_is_canonical():
 
 def test_case_14_a_sampled_token_before_forced_text():
     grammar = jf.regex(r'a(", c|x)')
-    for policy, forced, sampled in (("canonical", 1, 0), ("retokenize", 0, 0), ("masked", 0, 2)):
+    for policy, forced, sampled in (("canonical", 1, 0), ("retokenize", 0, 0), ("masked", 0, 2), ("exact", 0, 2)):
         engine = scripted_engine(['",', " c"], script=wants(b'a", c'))
         result = engine.generate("x", grammar, policy=policy)
         assert result.text == 'a", c'
