@@ -115,13 +115,15 @@ KINDS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
     "groups from the right": lambda: from_the_right(FROM_THE_RIGHT[0]),
     "groups from the right, then words": lambda: from_the_right(FROM_THE_RIGHT[1], GPT2),
     "groups that begin from the right, then words": lambda: from_the_right(FROM_THE_RIGHT[2], GPT2),
-    "a rule that sees far, then words": lambda: split_by("foo|12(?=3)", GPT2, pieces=["  ", " \n", "ab", "fo", "23"]),
+    "a rule that sees far, then words": lambda: split_by("foo|12(?=3)", GPT2, pieces=[" \n", "  ", "ab", "fo", "23"]),
     "no merges": toy_tokenizer,
     "contractions": contractions,
     "added words": lambda: with_words(
         contractions(), AddedToken("foobar"), AddedToken("foo", single_word=True), AddedToken("ab_id")
     ),
-    "a digit is an added word": lambda: with_words(chain_in_groups(), AddedToken("1")),
+    "a digit is an added word": lambda: with_words(
+        split_by(r"\p{N}{1,3}|\P{N}+", pieces=["22", "222", "ab", "33"]), AddedToken("1")
+    ),
     "llama3": lambda: byte_level("llama3"),
     "o200k": lambda: byte_level("o200k"),
     "deepseek": lambda: byte_level("deepseek"),
@@ -131,4 +133,7 @@ KINDS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
     "unigram, ties": unigram_with_ties,
     "byte fallback": byte_fallback,
     "byte fallback, nothing prepended": lambda: byte_fallback(prepend=False),
+    "byte fallback, cut at spaces that are none any more": lambda: changed(
+        byte_fallback(prepend=False), pre_tokenizer=pre_tokenizers.Split(Regex(" [^ ]*|[^ ]+"), "isolated")
+    ),
 }

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from made_tokenizers import FROM_THE_RIGHT, KINDS, from_the_right, gpt2_split, unigram_with_ties
-from strategies import byte_level, with_words
+from made_tokenizers import FROM_THE_RIGHT, KINDS, from_the_right, split_by, unigram_with_ties
+from strategies import SPLITS, byte_level, with_words
 from tokenizers import AddedToken
 
 import jumpforward as jf
@@ -230,7 +230,13 @@ def test_case_21_a_window_begins_neither_in_a_word_nor_in_a_character(monkeypatc
 @pytest.mark.parametrize(
     ("make", "left", "forced", "tokens"),
     [
-        pytest.param(lambda: gpt2_split(["  "]), "a  ", "b", ["a", " ", " ", "b"], id="spaces in front of a letter"),
+        pytest.param(
+            lambda: split_by(*SPLITS["llama3"], pieces=["  "]),
+            "a  ",
+            "1",
+            ["a", " ", " ", "1"],
+            id="spaces before a digit",
+        ),
         pytest.param(unigram_with_ties, "x  " + "1" * 5, "11y", None, id="rounding decides"),
         pytest.param(lambda: from_the_right(FROM_THE_RIGHT[2]), "n 12", "3", None, id="another group of digits"),
     ],

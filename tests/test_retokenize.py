@@ -12,7 +12,8 @@ import xgrammar
 from helpers import fresh_logits, scripted_engine, start, step, tiny_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import EBNF, byte_fallback, byte_level, grammars
+from made_tokenizers import KINDS
+from strategies import EBNF, grammars
 
 import jumpforward as jf
 from jumpforward.grammar.bytewise import np_bits
@@ -130,7 +131,20 @@ def preferring(pieces, vocabulary):
 
 
 @given(grammar=grammars, seed=st.integers(0, 5), temperature=st.sampled_from([0.0, 1.0]), limit=st.integers(1, 40))
-@pytest.mark.parametrize("name", ["toy", "gpt2", "llama3", "byte fallback"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2",
+        "llama3",
+        "byte fallback",
+        "byte fallback, nothing prepended",
+        "chain behind NFC",
+        "groups from the right, then words",
+        "unigram, ties",
+        "added words",
+        "toy",
+    ],
+)
 def test_ids_are_the_tokens_of_the_text(name, grammar, seed, temperature, limit):
     engine = engine_over(name, seed)
     result = engine.generate(
@@ -157,7 +171,7 @@ def test_ids_are_the_tokens_of_the_text(name, grammar, seed, temperature, limit)
 
 @cache
 def tokenizer_of(name):
-    return {"gpt2": byte_level, "llama3": lambda: byte_level("llama3"), "byte fallback": byte_fallback}[name]()
+    return KINDS[name]()
 
 
 def engine_over(name, seed):

@@ -96,6 +96,10 @@ class StableBorders:
         spanned = (number for number, begun in found.doubts if self._can_come(begun, next_bytes, live_bytes))
         return next(spanned, found.at_most)
 
+    def forget(self) -> None:
+        """Let go of what was found about texts; for measuring."""
+        self._stable.cache_clear()
+
     def _can_come(self, begun: bytes, next_bytes: bytes, live_bytes: Callable[[bytes], bytes]) -> bool:
         """Whether a token that begins so can go on as a text can; true too where that takes long to find out."""
         waiting = [bytes([value]) for value in self._next_values(begun, next_bytes)[0]]
