@@ -80,6 +80,7 @@ class Rules:
     def forget(self) -> None:
         """Forget the seams seen so far."""
         self.boundary = Boundary(self.encoder, self._borders)
+        self._borders.forget()
 
     def _alone(self, run: Run) -> Tokens:
         return self.encoder.encode(run.forced[: len_whole_characters(run.forced)]) or ()

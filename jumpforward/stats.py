@@ -75,6 +75,7 @@ class Stats(BaseModel):
         num_healed: of these, for text of the prompt that was taken back (and maybe for more).
         num_withheld: canonical tokens of forced text that were not written at once, because text behind them could
             change them; counted at every stop.
+        num_withheld_unknown: of these, where not enough is known of the tokenizer to say what could change them.
         num_seams_sampled: stretches of the output in which its tokens are not the tokenizer's own, since the model
             chose so under the mask. None where the text has no canonical tokens.
         num_seams_forced: the same where forced text was written.
@@ -108,6 +109,7 @@ class Stats(BaseModel):
     num_retokenized: int
     num_healed: int
     num_withheld: int
+    num_withheld_unknown: int
     num_seams_sampled: int | None
     num_seams_forced: int | None
     num_proposed: int
@@ -172,6 +174,8 @@ class Stats(BaseModel):
             if not count and name in ("retokenized", "healed"):
                 continue
             yield f"  {name}", f"{count} ({100 * count / total:.0f} %)"
+        if self.num_withheld:
+            yield "withheld", f"{self.num_withheld} ({self.num_withheld_unknown} as the tokenizer is not understood)"
         if self.num_seams is not None:
             yield "not canonical", f"{self.num_seams} seams ({self.num_seams_forced} by forcing)"
         yield "prompt tokens reused", str(self.num_reused_tokens)
@@ -219,6 +223,7 @@ class Counters:
     sources: defaultdict[str, SourceCounters] = field(default_factory=lambda: defaultdict(SourceCounters))
     num_cropped: int = 0
     num_withheld: int = 0
+    num_withheld_unknown: int = 0
     num_seams_sampled: int | None = None
     num_seams_forced: int | None = None
     num_reused_tokens: int = 0
@@ -246,6 +251,11 @@ class Counters:
         self.seconds["draft"] += seconds
         self._nested_s += seconds
 
+    def withheld(self, num_tokens: int, *, is_understood: bool) -> None:
+        """Count tokens of forced text that are not written at once, and whether it is understood why."""
+        self.num_withheld += num_tokens
+        self.num_withheld_unknown += 0 if is_understood else num_tokens
+
     def lap(self, what: str) -> None:
         """Add the time since the last lap, or since the start, to the seconds of ``what``."""
         now = time.perf_counter()
@@ -267,6 +277,7 @@ class Counters:
             num_retokenized=kinds[Provenance.RETOKENIZED],
             num_healed=kinds[Provenance.HEALED],
             num_withheld=self.num_withheld,
+            num_withheld_unknown=self.num_withheld_unknown,
             num_seams_sampled=self.num_seams_sampled,
             num_seams_forced=self.num_seams_forced,
             num_proposed=sum(source.num_proposed for source in sources.values()),

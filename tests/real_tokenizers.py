@@ -152,7 +152,7 @@ def _sentencepiece_bytes(file: str) -> Ranks:
 
 
 def _sentencepiece(file: str, *, prepend: bool = True) -> PreTrainedTokenizerFast:
-    """Return a BPE tokenizer with byte fallback, as Llama 2's; without ``prepend`` in the manner of Gemma's."""
+    """Return a BPE tokenizer with byte fallback, as Llama 2's; without ``prepend`` built as Gemma's."""
     pieces = _pieces(file)
     vocabulary = {piece: index for index, (piece, _) in enumerate(pieces)}
     merges = generate_merges({piece: index for index, (piece, kind) in enumerate(pieces) if kind == 1})
@@ -160,6 +160,8 @@ def _sentencepiece(file: str, *, prepend: bool = True) -> PreTrainedTokenizerFas
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁")] * prepend + [normalizers.Replace(" ", "▁")],
     )
+    if not prepend:
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *[decoders.Strip(" ", 1, 0)] * prepend]
     )

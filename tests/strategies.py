@@ -31,6 +31,7 @@ FRAGMENTS = [
 border_texts = st.one_of(
     st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join),
     st.text("abcdefgxz' ", max_size=10),
+    st.text('12345 ,"a_霍', max_size=12),
     any_text,
 )
 
@@ -163,7 +164,7 @@ def byte_level(split: str = "gpt2", num_tokens: int = 420) -> PreTrainedTokenize
 
 @cache
 def byte_fallback(*, prepend: bool = True) -> PreTrainedTokenizerFast:
-    """Return a trained SentencePiece-style BPE with byte fallback, as Llama 2's is built."""
+    """Return a trained SentencePiece-style BPE with byte fallback: as Llama 2's is built, or else as Gemma's."""
     steps = [normalizers.Prepend("▁")] * prepend + [normalizers.Replace(" ", "▁")]
     learner = Tokenizer(models.BPE())
     learner.normalizer = normalizers.Sequence(steps)
@@ -174,8 +175,10 @@ def byte_fallback(*, prepend: bool = True) -> PreTrainedTokenizerFast:
     merges = [tuple(merge) for merge in learned["merges"]]
     backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     backend.normalizer = normalizers.Sequence(steps)
+    if not prepend:  # behind the normalizer there are no spaces: it cuts nothing
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *[decoders.Strip(" ", 1, 0)] * prepend]
     )
     return fast(backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from helpers import scripted_engine
+from helpers import ALONE, random_script, scripted_engine
 from hypothesis import given
 from hypothesis import strategies as st
+from made_tokenizers import split_by
 from strategies import byte_fallback, byte_level, grammars, unigram
 
 import jumpforward as jf
 from jumpforward.decoding.policy import POLICIES
 from jumpforward.stats import Provenance
-from jumpforward.testing import toy_tokenizer
+from jumpforward.testing import ScriptedModel, toy_tokenizer
 from jumpforward.vocab.canonical import find_seams
 from jumpforward.vocab.encoder import PlainEncoder
 from jumpforward.vocab.vocabulary import Vocabulary
@@ -102,11 +103,31 @@ def test_an_engine_says_what_is_canonical():
 
 def test_case_14_a_sampled_token_before_forced_text():
     grammar = jf.regex(r'a(", c|x)')
-    for policy, forced, sampled in (("canonical", 1, 0), ("retokenize", 0, 0), ("masked", 0, 2)):
+    for policy, forced, sampled in (("canonical", 1, 0), ("retokenize", 0, 0), ("masked", 0, 2), ("exact", 0, 2)):
         engine = scripted_engine(['",', " c"], script=wants(b'a", c'))
         result = engine.generate("x", grammar, policy=policy)
         assert result.text == 'a", c'
         assert (result.stats.num_seams_forced, result.stats.num_seams_sampled) == (forced, sampled), policy
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_understood"), [(r"\p{L}++|\P{L}", False), (r"\p{L}+|\P{L}", True)], ids=["possessive", "greedy"]
+)
+def test_results_say_how_much_is_withheld_since_the_tokenizer_is_not_understood(pattern, is_understood):
+    tokenizer = split_by(pattern)
+    model = ScriptedModel(random_script(len(tokenizer)), len(tokenizer))
+    engine = jf.Engine(model, tokenizer, **ALONE)
+    grammar = jf.regex(r'\{"name": "(Ann|And|Bob)", "age": (1|2)\}')
+    stats = engine.generate("a", grammar, policy="canonical").stats
+    assert (engine.not_understood is None) == is_understood
+    whole = sum(map(len, (engine.tokenizer(text)["input_ids"] for text in ('{"name": "', '", "age": '))))
+    if is_understood:
+        assert (stats.num_withheld_unknown, stats.num_forced > whole) == (0, True)
+    else:  # all of it, wherever it is forced
+        assert stats.num_withheld_unknown == stats.num_withheld >= whole
+        assert f"{stats.num_withheld} ({stats.num_withheld} as the tokenizer is not" in str(stats)
+    exact, canonical = (engine.generate("a", grammar, policy=policy).token_ids for policy in ("exact", "canonical"))
+    assert is_understood or canonical == exact
 
 
 def wants(text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_tokenizers import gpt2_split
 from strategies import END, any_text, byte_fallback, byte_level, fast, pieces, unigram, with_words
 from tokenizers import AddedToken, Tokenizer, normalizers
 
@@ -86,6 +87,23 @@ def test_left_context_gives_the_rest_of_the_canonical_tokens(drawn, text, where)
     data = text.encode()[len(encoder.vocabulary.text_bytes(left)) :]
     if is_text(encoder.vocabulary.text_bytes(left) + data):
         assert encoder.encode(data, left) == whole[len(left) :]
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "pieces"),
+    [
+        pytest.param(
+            lambda: gpt2_split(["  ", " y"]), "x  y", ["x", " ", " y"], id="longest match would take two spaces"
+        ),
+        pytest.param(byte_fallback, "a,b", ["a", ",", "b"], id="a comma is no byte"),
+    ],
+)
+def test_case_15_the_tokens_are_not_the_longest_that_fit(make, text, pieces):
+    tokenizer = make()
+    ids = of(tokenizer).encode(text.encode())
+    assert [of(tokenizer).vocabulary.token_bytes[token].decode() for token in ids] == pieces
+    assert not any(piece.startswith("<0x") for piece in tokenizer.convert_ids_to_tokens(list(ids)))
+    assert [*ids[1:]] == tokenizer.encode(text, add_special_tokens=False)[1:]  # the first may have got a space
 
 
 def is_text(data):

@@ -29,7 +29,7 @@ def places(chosen, tokenizer, document):
     theirs = llguidance.LLMatcher(
         tokenizer, llguidance.LLMatcher.grammar_from_json_schema(document.schema, overrides=FIXED), log_level=0
     )
-    for index, token in enumerate(ids):
+    for index, token in enumerate(ids or ()):
         if theirs.is_error():  # it has no grammar for the schema
             return
         forced = ours.forced_bytes()
@@ -41,31 +41,38 @@ def places(chosen, tokenizer, document):
 
 
 def difference(ours, theirs, rest):
-    """Say in one of five ways how two engines' tokens for the same forced bytes differ."""
-    if ours == theirs:
+    """Say in one of seven ways how two engines' forced bytes and tokens differ."""
+    (forced, tokens), (their_forced, their_tokens) = ours, theirs
+    if forced != their_forced:  # what one of the grammars leaves open, as keywords that xgrammar does not know
+        return "they force less" if forced.startswith(their_forced) else "they force more"
+    if tokens == their_tokens:
         return "same"
-    if theirs != rest[: len(theirs)]:
+    if their_tokens != rest[: len(their_tokens)]:
         return "theirs are wrong"  # this very document is the legal continuation that has other tokens
-    return "ours are more" if theirs == ours[: len(theirs)] else "not explained"
+    if their_tokens == tokens[: len(their_tokens)]:
+        return "ours are more"
+    return "not explained" if is_text(forced) else "about half a character"  # which has no tokens to be sure of
 
 
-@pytest.mark.parametrize("name", ["smollm2", "cl100k"])
+def is_text(data):
+    return data.decode(errors="replace").encode() == data
+
+
+@pytest.mark.parametrize("name", ["smollm2", "cl100k", "no-prefix", "mon-unigram"])
 @pytest.mark.filterwarnings("ignore::jumpforward.errors.GrammarWarning")
 def test_where_forced_tokens_differ_from_llguidances_ours_are_more_or_theirs_are_wrong(name):
     chosen = kit(name)
     tokenizer = hf.from_tokenizer(chosen.tokenizer)
     found = Counter()
     for document in documents():
-        for (forced, ours), (their_forced, theirs), rest in places(chosen, tokenizer, document):
-            assert ours == rest[: len(ours)]
-            if forced == their_forced:
-                found[difference(ours, theirs, rest)] += bool(forced)
-            else:
-                found["other grammar"] += 1
+        for ours, theirs, rest in places(chosen, tokenizer, document):
+            assert ours[1] == rest[: len(ours[1])]
+            assert ours[0].startswith(theirs[0]) or theirs[0].startswith(ours[0])
+            found[difference(ours, theirs, rest)] += bool(ours[0] or theirs[0])
     assert found["not explained"] == 0
-    assert found["same"] > 5 * found["other grammar"]
-    # SmolLM2: half an emoji is forced, or a special token's spelling. cl100k: quotes behind which only letters follow.
-    if name == "smollm2":
+    assert found["same"] > 5 * (found["they force less"] + found["they force more"])
+    # Half an emoji is forced, or a special token's spelling. cl100k: quotes behind which only letters follow.
+    if name in ("smollm2", "no-prefix"):
         assert found["theirs are wrong"] > 0
-    elif FOLDER.is_dir():  # in none of our own documents
+    elif name == "cl100k" and FOLDER.is_dir():  # in none of our own documents
         assert found["ours are more"] > 0

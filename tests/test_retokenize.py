@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import accumulate
 
 import numpy as np
 import pytest
 import torch
 import xgrammar
-from helpers import fresh_logits, scripted_engine, tiny_engine
+from helpers import fresh_logits, scripted_engine, start, step, tiny_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import EBNF, byte_fallback, byte_level, grammars
+from made_tokenizers import KINDS
+from strategies import EBNF, grammars
 
 import jumpforward as jf
 from jumpforward.grammar.bytewise import np_bits
 from jumpforward.stats import Provenance
 from jumpforward.testing import ScriptedModel
+from jumpforward.vocab.agreeing import common_beginning
 
 PIECES = ["ab", "abc", '{"', '":', ' "', '",', '": "', "霍", "ba"]
 
@@ -59,8 +62,89 @@ def test_law_8_cropped_and_rewritten_is_as_good_as_new(grammar, kind):
         assert engine.generate("a", grammar, policy="retokenize", max_new_tokens=60).token_ids == expected
 
 
+REWRITES = [  # pieces, a grammar, how the model spells a text of it, and the text's tokens
+    pytest.param(["ab", "abc"], "(a|x)(b|y)c(d|e)", "a b c d", "abc d", id="shorter"),
+    pytest.param(["abc"], "(abc|q)x(y|z)", "abc x y", "a b c x y", id="longer"),
+    pytest.param(["ab", "ba"], "(a|x)(ba|y)q(r|s)", "a ba q r", "ab a q r", id="as long"),
+    pytest.param(["ab", "cd"], "(a|x)b(c|d)d(a|b)", "a b c d a", "ab cd a", id="one behind the other"),
+    pytest.param(
+        ["fg", "ef", "de", "cd", "bc", "ab"], "(ab|q)cdef(gh|xy)", "ab cdef g h", "a bc de fg h", id="far back"
+    ),
+    pytest.param(["ab"], "(a|x)c(a|b)b(d|e)", "a c a b d", "a c ab d", id="behind forced text"),
+    pytest.param(["bc"], "(a|x)(b|y)c(d|e)", "a b c d", "a bc d", id="only its end"),
+    pytest.param(["ab"], "(x|a)(a|b)", "a b", "ab", id="when all is written"),
+]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize(("pieces", "pattern", "written", "tokens"), REWRITES)
+def test_law_8_behind_every_rewrite_what_changed_is_fed_and_no_more(
+    kind, pieces, pattern, written, tokens, monkeypatch
+):
+    engine = tiny_engine(kind, pieces)
+    spell = engine.vocabulary.token_bytes.__getitem__
+    run = start(
+        engine, jf.regex(pattern), "retokenize", processor=preferring(written.encode().split(), engine.vocabulary)
+    )
+    passes = watch(engine, run, monkeypatch)
+    while not run.is_finished:
+        step(engine, run)
+    result = run.result()
+    assert [spell(token).decode() for token in result.token_ids if spell(token)] == tokens.split()
+    assert result.stats.num_retokenized > 0
+    before, num_cropped = (), 0
+    for cached, ids in passes:
+        assert cached == min(len(common_beginning([before, ids])), len(ids) - 1)
+        num_cropped += len(before) - cached
+        before = ids
+    assert num_cropped + len(before) - run.row.length == result.stats.num_cropped
+
+
+def watch(engine, run, monkeypatch):
+    """Hold all of a run's passes to a fresh prefill; return a list of what was cached and of all ids, for each."""
+    passes, forward = [], engine._runner.forward
+
+    def watched(cache, chunks, keep, rows):
+        cached = run.row.length
+        logits = forward(cache, chunks, keep, rows)
+        ids = (*run.sequence.tokens_from(0)[:cached], *chunks[0])
+        expected = fresh_logits(engine.model, ids)[cached:][list(keep[0])]
+        assert torch.allclose(logits[0], expected, atol=1e-4)
+        passes.append((cached, ids))
+        return logits
+
+    monkeypatch.setattr(engine._runner, "forward", watched)
+    return passes
+
+
+def preferring(pieces, vocabulary):
+    """Return a processor under which the model spells a text in these pieces."""
+    ids = {token: index for index, token in enumerate(vocabulary.token_bytes)}
+    starts = accumulate(map(len, pieces), initial=0)
+    wanted = {start: ids[piece] for start, piece in zip(starts, pieces, strict=False) if piece in ids}
+
+    def processor(output, logits):
+        token = wanted.get(len(vocabulary.text_bytes(output)))
+        return logits if token is None else logits.index_fill(0, torch.tensor(token), 99.0)
+
+    return processor
+
+
 @given(grammar=grammars, seed=st.integers(0, 5), temperature=st.sampled_from([0.0, 1.0]), limit=st.integers(1, 40))
-@pytest.mark.parametrize("name", ["toy", "gpt2", "llama3", "byte fallback"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2",
+        "llama3",
+        "byte fallback",
+        "byte fallback, nothing prepended",
+        "chain behind NFC",
+        "groups from the right, then words",
+        "unigram, ties",
+        "added words",
+        "toy",
+    ],
+)
 def test_ids_are_the_tokens_of_the_text(name, grammar, seed, temperature, limit):
     engine = engine_over(name, seed)
     result = engine.generate(
@@ -87,7 +171,7 @@ def test_ids_are_the_tokens_of_the_text(name, grammar, seed, temperature, limit)
 
 @cache
 def tokenizer_of(name):
-    return {"gpt2": byte_level, "llama3": lambda: byte_level("llama3"), "byte fallback": byte_fallback}[name]()
+    return KINDS[name]()
 
 
 def engine_over(name, seed):

@@ -26,10 +26,12 @@ class Spelling:
     Attributes:
         ids: the canonical tokens of the forced bytes that are whole characters.
         num_stable: how many of them no legal continuation can change.
+        is_understood: whether enough is known of the tokenizer to say so of more than none.
     """
 
     ids: Tokens
     num_stable: int
+    is_understood: bool = True
 
     @property
     def stable(self) -> Tokens:
@@ -61,7 +63,11 @@ class Boundary:
         self._borders = borders
         self._text_bytes = encoder.vocabulary.text_bytes
         self._ids = lru_cache(maxsize=_CACHED_SEAMS)(self._ids_uncached)
-        self._num_stable = lru_cache(maxsize=_CACHED_SEAMS)(borders.num_stable)
+
+    @property
+    def not_understood(self) -> str | None:
+        """What of the tokenizer is not understood, so that nothing is stable; None where all is."""
+        return self._borders.reason
 
     def spell(self, left: Sequence[int], forced: bytes, live_bytes: Callable[[bytes], bytes] | None = None) -> Spelling:
         """Return the tokens of ``forced`` behind the output tokens ``left``, which stay as they are.
@@ -72,21 +78,21 @@ class Boundary:
         Args:
             left: the output so far.
             forced: what must follow it.
-            live_bytes: says with which bytes the text behind ``forced`` can begin, as the matcher behind ``left`` does;
-                without it any text can follow, and fewer tokens are stable.
+            live_bytes: says with which bytes text can go on behind ``left`` and what may follow it, as the matcher that
+                stands there does; without it any text can follow ``forced``, and fewer tokens are stable.
         """
         num_left = self._num_left(left, forced)
         window = tuple(left[max(0, len(left) - (_UNSURE_WINDOW if num_left is None else num_left)) :])
         whole = forced[: len_whole_characters(forced)]
         context, ids = self._ids(window, whole)
-        if num_left is None or not ids or self._borders.reason is not None:
-            return Spelling(ids, 0)
-        next_bytes = ANY_BYTE
-        if len(whole) < len(forced):
-            next_bytes = forced[len(whole) : len(whole) + 1]
-        elif live_bytes is not None:
-            next_bytes = live_bytes(forced)
-        return Spelling(ids, max(0, self._num_stable(context + ids, next_bytes) - len(context)))
+        if num_left is None or self._borders.reason is not None:
+            return Spelling(ids, 0, is_understood=False)
+        known = context + ids
+        if live_bytes is None:
+            num_stable = self._borders.num_stable(known, forced[len(whole) :][:1] or ANY_BYTE)
+        else:
+            num_stable = self._borders.num_stable(known, live_bytes(whole), lambda more: live_bytes(whole + more))
+        return Spelling(ids, max(0, num_stable - len(context)))
 
     def rewrite(self, output: Sequence[int], num_canonical: int, forced: bytes) -> Rewrite | None:
         """Return ``output`` with ``forced`` behind it in canonical tokens; None where the tokenizer has none for it.
@@ -97,10 +103,14 @@ class Boundary:
                 place in it at which tokens fall apart is encoded.
             forced: what must follow.
         """
-        num_left = self._num_left(output[:num_canonical], self._text_bytes(output[num_canonical:]) + forced)
+        following = self._text_bytes(output[num_canonical:]) + forced
+        # In front of a place tokens stay if the text behind it was there when they were made.
+        num_left = self._num_left(output[:num_canonical], following, least=1)
         start = 0 if num_left is None else num_canonical - num_left
+        whole = self._whole(output[start:], forced)
+        if start and not self._borders.is_known(whole.decode(errors="replace")):
+            start, whole = 0, self._whole(output, forced)
         old = output[start:]
-        whole = (self._text_bytes(old) + forced)[: len(self._text_bytes(old)) + len_whole_characters(forced)]
         ids = self._encoder.encode(whole)
         if ids is None:
             return None
@@ -109,6 +119,10 @@ class Boundary:
             min(len(old), len(ids)),
         )
         return Rewrite(start + num_same, ids[num_same:], start)
+
+    def _whole(self, old: Sequence[int], forced: bytes) -> bytes:
+        """Return the text of tokens and what follows them, up to its last whole character."""
+        return self._text_bytes(old) + forced[: len_whole_characters(forced)]
 
     def num_open(self, text_ids: Sequence[int], next_bytes: bytes) -> int:
         """Return how many of the last tokens of a text would be others in front of text that begins with some byte.
@@ -119,21 +133,24 @@ class Boundary:
             before, window = text_ids[: len(text_ids) - count], tuple(text_ids[len(text_ids) - count :])
             if not before or self._fall_apart(self._text_bytes(before[-4:]), self._text_bytes(window)):
                 is_canonical = self._encoder.encode(self._text_bytes(window)) == window
-                return count - self._num_stable(window, next_bytes) if is_canonical else 0
+                return count - self._borders.num_stable(window, next_bytes) if is_canonical else 0
         return 0
 
     def find_seams(self, ids: Sequence[int]) -> list[Seam] | None:
         """Return where an output is not canonical; None where its text has no canonical tokens."""
         return find_seams(self._encoder, ids)
 
-    def _num_left(self, left: Sequence[int], following: bytes) -> int | None:
-        """Return how many tokens of ``left`` have a part in those of the bytes behind; None where that is not known."""
+    def _num_left(self, left: Sequence[int], following: bytes, least: int = 0) -> int | None:
+        """Return how many tokens of ``left`` have a part in those of the bytes behind; None where that is not known.
+
+        At least ``least``, if there are so many.
+        """
         behind = following[:4]
         for count in range(min(len(left), _MAX_WINDOW) + 1):
             if count == len(left):
                 return count
             before = self._text_bytes(left[max(0, len(left) - count - 4) : len(left) - count])
-            if self._fall_apart(before, behind):
+            if count >= least and self._fall_apart(before, behind):
                 return count
             behind = (self._text_bytes(left[len(left) - count - 1 : len(left) - count]) + behind)[:4]
         return None

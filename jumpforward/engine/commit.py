@@ -50,7 +50,7 @@ class Committer:
             if self._policy.rewrites:
                 return self._rewrite(forced)
             spelling = self._boundary.spell(self._sequence.output_ids, forced, self._matcher.live_bytes)
-            self._counters.num_withheld += spelling.num_withheld
+            self._counters.withheld(spelling.num_withheld, is_understood=spelling.is_understood)
             self._append(spelling.stable)
         return num_before
 

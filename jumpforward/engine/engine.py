@@ -294,6 +294,11 @@ class Engine:
         return self.find_seams(ids) == []
 
     @property
+    def not_understood(self) -> str | None:
+        """What of the tokenizer is not understood, so that ``canonical`` withholds all; None where all is."""
+        return self._boundary.not_understood
+
+    @property
     def memory(self) -> Memory | None:
         """What earlier outputs left for drafts; None where requests share nothing."""
         return self._drafting.memory

@@ -88,6 +88,7 @@ class TokenCounts(Counts):
         num_asked: forced runs that were spelled in tokens, from the first token border in them.
         num_stable: tokens of these spellings that no continuation can change.
         num_withheld: tokens of these spellings that one could.
+        num_withheld_unknown: of these, where not enough is known of the tokenizer to say which could.
         num_withheld_tails: spellings with withheld tokens: forcing in tokens stops there before it does in bytes.
         num_spelled_otherwise: stable tokens that are not the document's own; 0 for a tokenizer whose rule is known.
         run_lengths: {forced tokens in a run: forced runs}.
@@ -105,6 +106,7 @@ class TokenCounts(Counts):
     num_asked: int = 0
     num_stable: int = 0
     num_withheld: int = 0
+    num_withheld_unknown: int = 0
     num_withheld_tails: int = 0
     num_spelled_otherwise: int = 0
     run_lengths: dict[int, int] = {}

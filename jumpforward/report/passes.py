@@ -22,9 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from jumpforward.decoding.boundary import Boundary, Spelling
+from jumpforward.decoding.boundary import Boundary
 from jumpforward.report.counts import POLICY_BOUNDS, TokenCounts, histogram
 from jumpforward.report.walk import Walk
+from jumpforward.vocab.vocabulary import ANY_BYTE
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ class _Spelled:
     num_ids: int = 0
     num_stable: int = 0
     num_agreeing: int = 0
+    is_understood: bool = True
+
+    @property
+    def num_withheld(self) -> int:
+        """Tokens that something could change."""
+        return self.num_ids - self.num_stable
 
     @property
     def num_committed(self) -> int:
@@ -70,8 +77,9 @@ class Laid:
             num_seams=self._num_across(lambda place: place, lambda place: place - 1),
             num_asked=len(asked),
             num_stable=sum(spelled.num_stable for spelled in asked),
-            num_withheld=sum(spelled.num_ids - spelled.num_stable for spelled in asked),
-            num_withheld_tails=sum(spelled.num_ids > spelled.num_stable for spelled in asked),
+            num_withheld=sum(spelled.num_withheld for spelled in asked),
+            num_withheld_unknown=sum(spelled.num_withheld for spelled in asked if not spelled.is_understood),
+            num_withheld_tails=sum(spelled.num_withheld > 0 for spelled in asked),
             num_spelled_otherwise=sum(spelled.num_stable - spelled.num_committed for spelled in asked),
             run_lengths=histogram(self._forced_in_runs(forced)),
             shares={100 * sum(forced) // max(1, len(forced)): 1},
@@ -112,11 +120,14 @@ class Laid:
         if not forced:
             return _Spelled()
         next_bytes = self._found.live_bytes(self.ends[index] + len(forced))
-        spelling: Spelling = self._boundary.spell(self.ids[:index], forced, lambda _: next_bytes)
+        # Of what comes behind the next byte nothing is known: the engine may find a little more stable.
+        spelling = self._boundary.spell(
+            self.ids[:index], forced, lambda behind: ANY_BYTE if len(behind) > len(forced) else next_bytes
+        )
         wanted = self.ids[index : index + len(spelling.ids)]
         agreeing = next((i for i, (ours, own) in enumerate(zip(spelling.ids, wanted, strict=False)) if ours != own),
                         len(wanted))  # fmt: skip
-        return _Spelled(len(spelling.ids), spelling.num_stable, agreeing)
+        return _Spelled(len(spelling.ids), spelling.num_stable, agreeing, spelling.is_understood)
 
     def _is_forced(self) -> list[bool]:
         """Return for each token whether it consists of forced bytes."""

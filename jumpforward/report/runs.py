@@ -143,12 +143,14 @@ def _distortion_table(runs: RunTotals) -> Table:
         "num_retokenized": "rewritten tokens",
         "num_healed": "prompt tokens taken back",
         "num_withheld": "withheld tokens",
+        "num_withheld_unknown": "not understood",
     }
     table = Table(
         "What became of the tokens",
         ("policy", *columns.values(), "seams / 1000 tokens"),
         "A seam is a stretch in which the tokens are not the tokenizer's own for its text. Withheld: forced tokens "
-        "that something could still change, and that the model was asked about.",
+        "that something could still change, and that the model was asked about. Not understood: of these, where what "
+        "could change them follows from parts of the tokenizer that are not understood.",
     )
     for policy, counts in runs.policies.items():
         numbers = counts.numbers

@@ -14,18 +14,20 @@ That is exact for a border as such: a look-back by a number of tokens is sometim
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from jumpforward.vocab.agreeing import common_beginning
 from jumpforward.vocab.cutting import Cutting
+from jumpforward.vocab.encoder import len_whole_characters
 from jumpforward.vocab.pattern_parser import UnknownRuleError
 from jumpforward.vocab.piece_model import PieceModel
-from jumpforward.vocab.rewriting import Rewriting
-from jumpforward.vocab.split_rule import ANYTHING, END, Ahead, Cuts
+from jumpforward.vocab.rewriting import Rewriting, space_letter
+from jumpforward.vocab.split_rule import ANYTHING, END, Ahead, Cuts, TooManyWaysError
 from jumpforward.vocab.vocabulary import ANY_BYTE, Vocabulary, backend_spec, components
 
 if TYPE_CHECKING:
@@ -34,6 +36,27 @@ if TYPE_CHECKING:
 Tokens = tuple[int, ...]
 
 _CACHED_PAIRS = 1 << 16
+_CACHED_TEXTS = 8192  # the same come back with every document of a schema
+_MAX_STEPS = 16
+
+
+class Stable(NamedTuple):
+    """How many tokens of a text stay.
+
+    Attributes:
+        at_most: how many at most.
+        doubts: how many stay if a token that begins so, and goes on behind the text, can come; in ascending order.
+    """
+
+    at_most: int
+    doubts: tuple[tuple[int, bytes], ...] = ()
+
+
+class _Spelling(NamedTuple):
+    """Tokens of the beginning of a text; and how a token begins that must come behind them for that, if one must."""
+
+    ids: Tokens
+    if_spanned: bytes = b""
 
 
 class StableBorders:
@@ -48,38 +71,81 @@ class StableBorders:
         self.reason: str | None = None
         spec = backend_spec(tokenizer)
         try:
-            self._rewriting = Rewriting(components(spec["normalizer"]), spec["added_tokens"])
-            self._cutting = Cutting(components(spec["pre_tokenizer"]))
+            normalizer = components(spec["normalizer"])
+            self._rewriting = Rewriting(normalizer, spec["added_tokens"])
+            self._cutting = Cutting(components(spec["pre_tokenizer"]), space_letter(normalizer))
             self._model = PieceModel(spec, tokenizer.backend_tokenizer)
         except UnknownRuleError as error:
             self.reason = str(error)
+        self._stable = lru_cache(maxsize=_CACHED_TEXTS)(self._stable_uncached)
         self.are_independent = lru_cache(maxsize=_CACHED_PAIRS)(self._are_independent)
 
-    def num_stable(self, ids: Sequence[int], next_bytes: bytes = ANY_BYTE) -> int:
+    def num_stable(
+        self, ids: Sequence[int], next_bytes: bytes = ANY_BYTE, live_bytes: Callable[[bytes], bytes] | None = None
+    ) -> int:
         """Return how many of the canonical tokens ``ids`` of a text stay, whatever comes behind it.
 
-        ``next_bytes`` are those with which text behind it can begin; it may also end.
+        Args:
+            ids: the tokens.
+            next_bytes: those with which text behind them can begin; it may also end.
+            live_bytes: says with which bytes such text can go on behind some of it; without it, with any.
         """
-        data = self._vocabulary.text_bytes(ids)
-        if self.reason is not None or not data:
-            return 0
-        try:
-            text = data.decode()
-            (way,) = self._cutting.cuts(text, END)
-            if next(self._spellings(text, way, ANY_BYTE)) != tuple(ids):
-                return 0  # an added token is in it, or something that is not understood
-            return self._num_common(tuple(ids), *self._rewriting.settled(text, next_bytes))
-        except (UnicodeDecodeError, UnknownRuleError):  # half a character; a text with too many ways to be cut
-            return 0
+        found = self._stable(tuple(ids), next_bytes)
+        if live_bytes is None:
+            return _at_least(found).at_most
+        spanned = (number for number, begun in found.doubts if self._can_come(begun, next_bytes, live_bytes))
+        return next(spanned, found.at_most)
 
-    def _num_common(self, ids: Tokens, text: str, next_bytes: bytes) -> int:
+    def forget(self) -> None:
+        """Let go of what was found about texts; for measuring."""
+        self._stable.cache_clear()
+
+    def _can_come(self, begun: bytes, next_bytes: bytes, live_bytes: Callable[[bytes], bytes]) -> bool:
+        """Whether a token that begins so can go on as a text can; true too where that takes long to find out."""
+        waiting = [bytes([value]) for value in self._next_values(begun, next_bytes)[0]]
+        for _ in range(_MAX_STEPS):
+            if not waiting:
+                return False
+            more = waiting.pop()
+            values, is_token = self._next_values(begun + more, live_bytes(more))
+            if is_token:
+                return True
+            waiting += [more + bytes([value]) for value in values]
+        return True
+
+    def _stable_uncached(self, ids: Tokens, next_bytes: bytes) -> Stable:
+        """Return how many tokens stay, as far as it can be said by the first byte of what may come."""
+        data = self._vocabulary.text_bytes(ids)
+        if self.reason is not None or not data or len_whole_characters(data) < len(data):
+            return Stable(0)
+        text = data.decode()
+        (way,) = self._cutting.cuts(text, END)
+        known = self._spellings(text, way, ANY_BYTE)[0].ids
+        if known != ids[: len(known)] or self._rewriting.takes_out(text):
+            return Stable(0)
+        settled, next_settled = self._rewriting.settled(text, next_bytes)
+        found = self._stable_settled(known, settled, next_settled)
+        # Where text is left out or rewritten, what the tokens go on with is not what comes behind it.
+        return found if (settled, next_settled) == (text, next_bytes) else _at_least(found)
+
+    def _stable_settled(self, ids: Tokens, text: str, next_bytes: bytes) -> Stable:
+        """Return what stays of the tokens of a text, or of those of a beginning that is cut in fewer ways."""
+        try:
+            return self._stable_of(ids, text, next_bytes)
+        except TooManyWaysError as error:
+            text, next_bytes = text[: error.place], text[error.place :].encode()[:1]
+            return _at_least(self._stable_settled(ids, text, next_bytes)) if text else Stable(0)
+
+    def _stable_of(self, ids: Tokens, text: str, next_bytes: bytes) -> Stable:
         ways = {way: None for ahead in self._aheads(next_bytes) for way in self._cutting.cuts(text, ahead)}
-        for way in ways:
-            for tokens in self._spellings(text, way, next_bytes):
-                ids = ids[: _len_common(ids, tokens)]
-                if not ids:
-                    return 0
-        return len(ids)
+        number, doubts = len(ids), []
+        for each in (spelling for way in ways for spelling in self._spellings(text, way, next_bytes)):
+            num_common = len(common_beginning([ids, each.ids]))
+            if each.if_spanned:
+                doubts.append((num_common, each.if_spanned))
+            else:
+                number = min(number, num_common)
+        return Stable(number, tuple(sorted(doubt for doubt in doubts if doubt[0] < number)))
 
     def _aheads(self, next_bytes: bytes) -> Iterator[Ahead]:
         """Give the next characters, one of each sort that the pre-tokenizer tells apart, and the end."""
@@ -90,27 +156,38 @@ class StableBorders:
         chars = map(chr, next_bytes)
         yield from (Ahead(char) for char in {self._cutting.signatures(char): char for char in chars}.values())
 
-    def _spellings(self, text: str, way: Cuts, next_bytes: bytes) -> Iterator[Tokens]:
-        """Give the tokens in front of each place where the last border within a text could be, if it is cut so."""
+    def _spellings(self, text: str, way: Cuts, next_bytes: bytes) -> list[_Spelling]:
+        """Return the tokens in front of each place where the last border within a text could be, if it is cut so."""
         data = text.encode()
         places = [len(text[:place].encode()) for place in way]
-        before = tuple(token for start, end in pairwise(places) for token in self._model.whole(data[start:end]))
+        before: Tokens = ()
+        for start, end in pairwise(places):
+            ids, is_all = self._model.whole(data[start:end])
+            before += ids
+            if not is_all:
+                return [_Spelling(before)]
         rest = data[places[-1] :]
-        yield before + self._model.beginning(rest)
+        found = [_Spelling(before + self._model.beginning(rest)[0])]
         for place in range(max(0, len(rest) - self._longest + 1), len(rest)):
-            if self._spans(rest[place:], next_bytes):
-                yield before + self._model.beginning(rest[:place])
+            values, is_token = self._next_values(rest[place:], next_bytes)
+            if values or is_token:
+                ids, _ = self._model.beginning(rest[:place])
+                found.append(_Spelling(before + ids, b"" if is_token else rest[place:]))
+        return found
 
-    def _spans(self, beginning: bytes, next_bytes: bytes) -> bool:
-        """Whether some token begins so and goes on with one of these bytes."""
-        pieces, length = self._sorted, len(beginning)
-        place = bisect_right(pieces, beginning)
-        while place < len(pieces) and pieces[place].startswith(beginning):
+    def _next_values(self, begun: bytes, next_bytes: bytes) -> tuple[list[int], bool]:
+        """Return with which of these bytes tokens go on that begin so, and whether such a byte completes one."""
+        pieces, length = self._sorted, len(begun)
+        values: list[int] = []
+        place = bisect_right(pieces, begun)
+        while place < len(pieces) and pieces[place].startswith(begun):
             value = pieces[place][length]
             if value in next_bytes:
-                return True
-            place = bisect_left(pieces, beginning + bytes([value + 1])) if value < 255 else len(pieces)
-        return False
+                values.append(value)
+                if len(pieces[place]) == length + 1:
+                    return values, True
+            place = bisect_left(pieces, begun + bytes([value + 1])) if value < 255 else len(pieces)
+        return values, False
 
     @cached_property
     def _sorted(self) -> list[bytes]:
@@ -133,6 +210,10 @@ class StableBorders:
             return True
         return not self._model.takes_whole and not self._side_by_side[left.encode()[-1], right.encode()[0]]
 
+    def is_known(self, text: str) -> bool:
+        """Whether the tokens of a text that stands behind such a place are sure to be those of the text alone."""
+        return self.reason is None and self._model.is_known(text)
+
     @cached_property
     def _side_by_side(self) -> np.ndarray:
         """For all pairs of bytes, whether some token contains them next to each other, (first byte, second byte)."""
@@ -146,6 +227,6 @@ class StableBorders:
         return pairs
 
 
-def _len_common(left: Tokens, right: Tokens) -> int:
-    shorter = min(len(left), len(right))
-    return next((index for index in range(shorter) if left[index] != right[index]), shorter)
+def _at_least(found: Stable) -> Stable:
+    """Return what stays if every token that is in doubt can come."""
+    return Stable(min([number for number, _ in found.doubts[:1]], default=found.at_most))

@@ -24,7 +24,9 @@ class Instruction(NamedTuple):
     """One place of a program.
 
     ``char`` consumes a member of a set; ``ahead`` and ``not_ahead`` go on where the next character is, or is not, a
-    member; ``fork`` goes on at both targets, the first preferred; ``match`` ends. ``atom`` is the set's number.
+    member; ``border`` where that is so of one of the characters on both sides; ``fork`` at all targets, the first
+    preferred; ``match`` ends. ``look`` and ``not_look`` go on where the instructions up to their target would match, or
+    would not. ``atom`` is the set's number, or the look's.
     """
 
     kind: str
@@ -49,6 +51,8 @@ class PatternParser:
     atoms: list[str] = field(default_factory=list)
     program: list[Instruction] = field(default_factory=list)
     _place: int = 0
+    _num_looks: int = 0
+    _is_in_look: bool = False
 
     def parse(self) -> None:
         """Read all of the pattern."""
@@ -102,12 +106,13 @@ class PatternParser:
                 raise self._unknown(f"more than {_MAX_INSTRUCTIONS} instructions")
 
     def _item(self, *, ignore_case: bool) -> None:
-        for opening, kind in (("(?!", "not_ahead"), ("(?=", "ahead")):
-            if self._takes(opening):
-                self.program.append(Instruction(kind, self._atom(ignore_case)))
-                self._close()
-                return
-        if self._takes("(?i:"):
+        if self._takes("(?!"):
+            self._look("not_", ignore_case=ignore_case)
+        elif self._takes("(?="):
+            self._look("", ignore_case=ignore_case)
+        elif self._takes(r"\b"):
+            self._go_on_if("border", self._number(r"\w"))
+        elif self._takes("(?i:"):
             self._alternatives(ignore_case=True)
             self._close()
         elif self._takes("(?:") or (self._next() == "(" and not self._at("(?") and self._takes("(")):
@@ -116,12 +121,41 @@ class PatternParser:
         else:
             self.program.append(Instruction("char", self._atom(ignore_case)))
 
+    def _look(self, negation: str, *, ignore_case: bool) -> None:
+        """Read what a look asks for: a character, which the next one answers by itself, or more than that."""
+        start = self._place
+        atom = self._atom_if_any(ignore_case=ignore_case)
+        if atom is not None and self._takes(")"):
+            self._go_on_if(f"{negation}ahead", atom)
+            return
+        self._place = start
+        if self._is_in_look:
+            raise self._unknown("a look within a look")
+        self._is_in_look = True
+        place = len(self.program)
+        self.program.append(Instruction(f"{negation}look"))  # how far it reaches is not known yet
+        self._alternatives(ignore_case=ignore_case)
+        self._close()
+        self.program.append(Instruction("match"))
+        self.program[place] = Instruction(f"{negation}look", self._num_looks, (len(self.program),))
+        self._is_in_look = False
+        self._num_looks += 1
+
+    def _go_on_if(self, kind: str, atom: int) -> None:
+        self.program.append(Instruction(kind, atom, (len(self.program) + 1,)))
+
     def _at(self, text: str) -> bool:
         return self.pattern.startswith(text, self._place)
 
     def _close(self) -> None:
         if not self._takes(")"):
             raise self._unknown("something other than ')'")
+
+    def _atom_if_any(self, *, ignore_case: bool) -> int | None:
+        try:
+            return self._atom(ignore_case)
+        except UnknownRuleError:
+            return None
 
     def _atom(self, ignore_case: bool) -> int:
         """Read a set of characters; return its number."""
@@ -137,7 +171,9 @@ class PatternParser:
         else:
             self._place += 1
         atom = self.pattern[start : self._place]
-        atom = f"(?i:{atom})" if ignore_case else atom
+        return self._number(f"(?i:{atom})" if ignore_case else atom)
+
+    def _number(self, atom: str) -> int:
         if atom not in self.atoms:
             self.atoms.append(atom)
         return self.atoms.index(atom)

@@ -9,7 +9,14 @@ from jumpforward.vocab.pattern_parser import UnknownRuleError
 from jumpforward.vocab.split_rule import SplitRule
 from jumpforward.vocab.vocabulary import ANY_BYTE
 
+_SPACE = {"String": " "}
 _COMPOSING_SIGNS = "<=>"  # with a stroke over them they are characters of their own; of ASCII otherwise only letters
+
+
+def space_letter(normalizer: Sequence[dict[str, Any]]) -> str:
+    """Return what a normalizer makes of a space."""
+    letters = [step["content"] for step in normalizer if step["type"] == "Replace" and step["pattern"] == _SPACE]
+    return letters[0] if letters else " "
 
 
 class Rewriting:
@@ -39,8 +46,12 @@ class Rewriting:
         if not next_bytes.isascii() and (self._replaces or self._composes):
             next_bytes = ANY_BYTE
             kept = _without_open_character(kept) if self._composes else kept
-        kept = kept[: min((_begun(kept, content) for content in self._added), default=len(kept))]
+        kept = kept[: min((_begun(kept, content, next_bytes) for content in self._added), default=len(kept))]
         return kept, next_bytes if len(kept) == len(text) else ANY_BYTE
+
+    def takes_out(self, text: str) -> bool:
+        """Whether an added token may stand in a text, which is then cut before the pre-tokenizer sees it."""
+        return any(content in text for content in self._added)
 
     def may_cross(self, left: str, right: str) -> bool:
         """Whether a rewriting or an added token may concern two characters next to each other at once."""
@@ -52,10 +63,11 @@ class Rewriting:
         )
 
 
-def _begun(text: str, content: str) -> int:
+def _begun(text: str, content: str, next_bytes: bytes) -> int:
     """Return where an added token could begin that is not complete yet; the text's length where none could."""
     lengths = range(min(len(content) - 1, len(text)), 0, -1)
-    return len(text) - next((length for length in lengths if text.endswith(content[:length])), 0)
+    begun = (length for length in lengths if text.endswith(content[:length]))
+    return len(text) - next((length for length in begun if content[length:].encode()[0] in next_bytes), 0)
 
 
 def _replaces(step: dict[str, Any]) -> bool:
@@ -63,7 +75,7 @@ def _replaces(step: dict[str, Any]) -> bool:
     if step["type"] in ("NFC", "Prepend"):
         return False
     pattern = step.get("pattern", {})
-    if step["type"] == "Replace" and pattern == {"String": " "}:
+    if step["type"] == "Replace" and pattern == _SPACE and len(step["content"]) == 1:
         return False
     if step["type"] == "Replace" and "Regex" in pattern:
         rule = SplitRule(pattern["Regex"])
