@@ -35,6 +35,7 @@ from jumpforward.decoding.boundary import Boundary
 from jumpforward.decoding.costs import FixedCosts
 from jumpforward.decoding.drafter import DraftRequest
 from jumpforward.decoding.drafts import Draft, DraftBuilder
+from jumpforward.decoding.masks import DraftMasks
 from jumpforward.decoding.sampling import Sampler, SamplingOptions
 from jumpforward.engine.drafting import Drafting
 from jumpforward.engine.prefixes import num_common
@@ -161,10 +162,12 @@ class Replay:
 
     def run(self) -> Tally:
         """Draft until the output is there; return what that took."""
-        bitmask = xgrammar.allocate_token_bitmask(self.builder.max_draft + 1, self.vocabulary.width)
+        masks = DraftMasks(xgrammar.allocate_token_bitmask(self.builder.max_draft + 1, self.vocabulary.width))
         self.matcher.live_bytes()  # from here on it is walked by bytes too
         while rest := self.truth[len(self.output) :]:
-            self.settle(self.builder.build(self.output, self.matcher, bitmask, len(rest)), rest)
+            draft = self.builder.build(self.output, self.matcher, masks, len(rest))
+            masks.complete(draft.tokens, self.matcher)
+            self.settle(draft, rest)
         return self.tally
 
     def settle(self, draft: Draft, rest: Path) -> None:
