@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xgrammar
 
+from jumpforward.decoding.sampling import apply_masks
 from jumpforward.engine.task import Task
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class GeneratedRow:
             matcher.fill_bitmask(bitmask, row)
             matcher.consume(token)
         masked = processed.clone()
-        xgrammar.apply_token_bitmask_inplace(masked, bitmask.to(masked.device))
+        apply_masks(masked, bitmask.to(masked.device))
         ids = torch.tensor([output_ids])
         scores: torch.Tensor = run.request.sampling.warpers()(ids, masked)  # type: ignore[arg-type]
         return scores

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 import xgrammar
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from jumpforward.decoding.sampling import Sampler, SamplingOptions
+from jumpforward.decoding.sampling import Sampler, SamplingOptions, apply_masks
 
 WIDTH = 50
 LEGAL = [3, 7, 8, 20, 31, 32, 49]
@@ -36,6 +38,20 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0, "min_p": 0.2},
     {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
 ]
+
+
+@given(rows=st.integers(1, 4), width=st.integers(1, 130), share=st.sampled_from([0.0, 0.03, 0.5, 1.0]), data=st.data())
+def test_masks_are_applied_as_xgrammar_applies_them(rows: int, width: int, share: float, data: st.DataObject) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    words = np.zeros((rows, -(-width // 32) * 32), dtype=np.uint8)
+    words[:, :] = random.random(words.shape) < share  # bits behind the width too
+    masks = torch.from_numpy(np.packbits(words, axis=-1, bitorder="little").view(np.int32))
+    scores = torch.from_numpy(random.normal(size=(rows, width)).astype(np.float32))
+    scores.view(-1)[:: data.draw(st.integers(1, 9))] = data.draw(st.sampled_from([torch.nan, torch.inf, -torch.inf]))
+    expected = scores.clone()
+    xgrammar.apply_token_bitmask_inplace(expected, masks)
+    apply_masks(scores, masks)
+    torch.testing.assert_close(scores, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
