@@ -195,6 +195,13 @@ def test_lookup_drafts(prompt: str, pattern: str, text: str, expected: str) -> N
     assert (result.text, engine.vocabulary.text_bytes(drafted).decode()) == (text, expected)
 
 
+def _share_right(engine: jf.Engine, kind: str) -> float:
+    """Return how often what memory bid of a kind was right."""
+    records = engine._drafting.paces.of(SamplingOptions())._records
+    judged = [each for key, each in records.items() if key[:2] == ("memory", kind)]
+    return sum(each.num_right for each in judged) / sum(each.num_tried for each in judged)
+
+
 def test_memory_of_other_outputs_is_judged_apart_within_free_text() -> None:
     grammar = jf.json_schema(
         {"type": "object", "properties": {"k": {"type": "string", "maxLength": 3}}, "required": ["k"]}
@@ -203,14 +210,35 @@ def test_memory_of_other_outputs_is_judged_apart_within_free_text() -> None:
     for text in ('{"k": "abc"}', '{"k": "xbc"}', '{"k": "ybc"}'):
         engine.model.script = favouring(text, engine.tokenizer)
         assert engine.generate("a", grammar).text == text
-    records = engine._drafting.paces.of(SamplingOptions())._records
-    right = {
-        kind: sum(each.num_right for key, each in records.items() if key[:2] == ("memory", kind))
-        / sum(each.num_tried for key, each in records.items() if key[:2] == ("memory", kind))
-        for kind in ("others", "others, in free text")
-    }
-    assert right["others"] == 1
-    assert right["others, in free text"] < 0.8  # the first letter of each value is another one
+    assert _share_right(engine, "others") == 1
+    assert _share_right(engine, "others, in free text") < 0.8  # the first letter of each value is another one
+
+
+def test_values_of_the_request_itself_are_bid_beside_those_of_others() -> None:
+    keys = ("k", "l", "m", "n", "o", "p")
+    string = {"type": "string", "minLength": 1, "maxLength": 3}
+    grammar = jf.json_schema({"type": "object", "properties": dict.fromkeys(keys, string), "required": list(keys)})
+    engine = scripted_engine(['": "', '", "'], memory="grammar", drafters=["memory"], pass_costs=FixedCosts(1.0, 0.05))
+    for value in ("ab", "cd", "ef", "gh"):
+        text = "{" + ", ".join(f'"{key}": "{value}"' for key in keys) + "}"
+        engine.model.script = favouring(text, engine.tokenizer)
+        result = engine.generate("x", grammar)
+        assert result.text == text
+    # Others wrote other values behind every key; this request has written its own before.
+    firsts = [source for token, source in zip(result.token_ids, result.sources, strict=True) if token == ord("g")]
+    assert firsts[2:] == ["memory"] * 4
+    assert _share_right(engine, "output") > 0.9 > 0.5 > _share_right(engine, "others, in free text")
+
+
+def test_copies_are_judged_apart_where_a_clause_of_the_prompt_ends() -> None:
+    names = ("Ann Lee", "Bob Ray", "Cid Fox", "Dan Kay", "Eve Low", "Flo May")
+    engine = scripted_engine(memory="grammar", drafters=["memory"], pass_costs=FixedCosts(1.0, 0.05))
+    text = "".join(f"={name};" for name in names)
+    prompt = ", ".join(names)
+    engine.model.script = favouring(text, engine.tokenizer, num_prompt=len(engine.tokenizer(prompt)["input_ids"]))
+    assert engine.generate(prompt, jf.lark('start: ("=" /[A-Za-z ,]+/ ";")+')).text == text
+    assert _share_right(engine, "prompt") > 0.8
+    assert _share_right(engine, "prompt, end of a clause") < 0.2
 
 
 def test_guesses_are_what_the_model_said_in_rejected_rows() -> None:
@@ -275,6 +303,26 @@ class Favourite(jf.Drafter):
 
     def learn(self, outcome: Any) -> None:
         self.num_accepted += outcome.num_accepted
+
+
+class Rivals(jf.Drafter):
+    """Knows two things, and is surer of the wrong one."""
+
+    name = "rivals"
+
+    def propose(self, view: jf.DraftView) -> list[jf.Bid]:
+        wrong, right = (view.prompt_ids[at] for at in (0, 1))
+        return [jf.Bid([wrong], 0.6, "wrong"), jf.Bid([right], 0.5, "right"), jf.Bid([], 0.9)]
+
+
+def test_of_bids_that_rival_each_other_the_kind_wins_that_has_been_right() -> None:
+    engine = scripted_engine(drafters=[Rivals()], pass_costs=FixedCosts(1.0, 0.01))
+    engine.model.script = favouring("b" * 60, engine.tokenizer, num_prompt=2)
+    result = engine.generate("ab", jf.regex("[ab]{60}"))
+    assert result.text == "b" * 60
+    rivals = result.stats.sources["rivals"]
+    assert rivals.num_proposed - rivals.num_accepted <= 40  # at first, and what was drafted behind it
+    assert result.stats.num_forward_passes < 8
 
 
 def test_a_source_of_the_users_own() -> None:

@@ -185,8 +185,12 @@ class Drafter:
         """Return the source of one request: this one, or one that is made for it; None where it has nothing to say."""
         return self
 
-    def propose(self, view: DraftView) -> Bid | None:
-        """Return what may come next; None for no idea. It is asked at every place at which it has no bid running."""
+    def propose(self, view: DraftView) -> Bid | Sequence[Bid] | None:
+        """Return what may come next: a bid, several that rival each other, or None for no idea.
+
+        It is asked at every place at which it has no bid running. Of rivals the one is taken whose kind has been right
+        more often.
+        """
         raise NotImplementedError
 
     def learn(self, outcome: Outcome) -> None:

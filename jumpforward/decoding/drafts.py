@@ -237,11 +237,11 @@ class DraftBuilder:
     def _ask_one(self, source: int, drafter: Drafter, view: DraftView, running: list[_Running]) -> None:
         start_s = time.perf_counter()
         try:
-            bid = drafter.propose(view)
+            said = drafter.propose(view)
         finally:
             self._counters.spent(drafter.name, time.perf_counter() - start_s)
-        if bid is not None and bid.tokens:
-            running.append(_Running(source, drafter.name, bid))
+        bids = (said,) if isinstance(said, Bid) else said or ()
+        running += [_Running(source, drafter.name, bid) for bid in bids if bid.tokens]
 
     def learn(
         self,

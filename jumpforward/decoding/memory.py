@@ -36,10 +36,13 @@ _ENTRY_BYTES = 430  # of an entry with everything in it, as Python stores it, at
 _DOUBT = {1: 3.0, 2: 1.0, 3: 0.6, 4: 0.4, 5: 0.25}  # by the length of a context: what is added to the total count
 # What others wrote tells how the model spells keys, and little of what a value is.
 _OTHERS = {False: "others", True: "others, in free text"}
+_CLAUSE_ENDS = b",.;:!?)"  # of the prompt: values that are copied from it often end there
 _EVERY_GRAMMAR = 0
+_PROMPT, _OUTPUT = 0, 1  # tables of one request
 _VERSION = 1
 
 Context = tuple[int, ...]  # which table, and tokens
+Table = tuple["Memory", int]
 
 
 class Memory:
@@ -158,10 +161,12 @@ class EarlierTokens(Drafter):
 
     def start(self, request: DraftRequest) -> Drafter:
         """Return the source of one request, which knows its prompt."""
-        shared = [] if self._memory is None else [self._table(request.grammar)]
+        if self._memory is None:
+            return _RequestMemory(request, ())
+        tables = [self._table(request.grammar)]
         if self._scope == "process":
-            shared.append(_EVERY_GRAMMAR)
-        return _RequestMemory(request.prompt_ids, self._memory, shared)
+            tables.insert(0, _EVERY_GRAMMAR)
+        return _RequestMemory(request, [(self._memory, table) for table in tables])
 
     def _table(self, grammar: Grammar) -> int:
         """Return the number of a grammar's table: the same for every object with the same rules."""
@@ -175,33 +180,54 @@ class EarlierTokens(Drafter):
 class _RequestMemory(Drafter):
     name = "memory"
 
-    def __init__(self, prompt_ids: Sequence[int], memory: Memory | None, tables: Sequence[int]) -> None:
-        self._own = Memory(max_bytes=DEFAULT_MEMORY_BYTES)
-        self._own.add(0, prompt_ids, 1)
-        self._before = tuple(prompt_ids[-LEN_CONTEXT:])
-        self._shared = [] if memory is None else [(memory, table) for table in reversed(tables)]
+    def __init__(self, request: DraftRequest, shared: Sequence[Table]) -> None:
+        """``shared``: what others wrote, the most telling last."""
+        self._token_bytes = request.vocabulary.token_bytes
+        own = Memory(max_bytes=DEFAULT_MEMORY_BYTES)
+        own.add(_PROMPT, request.prompt_ids, 1)
+        self._before = tuple(request.prompt_ids[-LEN_CONTEXT:])
+        self._shared = shared
+        self._own = [(own, _PROMPT), (own, _OUTPUT)]
         self._num_learned = 0
 
-    def propose(self, view: DraftView) -> Bid | None:
+    def propose(self, view: DraftView) -> Sequence[Bid]:
+        """Bid what is likeliest of all; and if that is from others, what is likeliest by the request alone.
+
+        A longer context of theirs, such as a key, says little of this request's values, which may well repeat.
+        """
+        # The most recent last: what this request says counts for more than what others did.
+        best = self._likeliest(view, [*self._shared, *self._own])
+        if best is None:
+            return ()
+        own = self._likeliest(view, self._own) if best.kind in _OTHERS.values() else None
+        return (best,) if own is None else (best, own)
+
+    def _likeliest(self, view: DraftView, tables: Sequence[Table]) -> Bid | None:
+        """Return the legal token that came most often behind the longest context that any came behind."""
         context = view.last_ids(LEN_CONTEXT)
-        allows = view.allows
         for first in range(len(context)):
             behind = context[first:]
-            own = self._own.recent(0, behind)
-            found = [token for memory, table in self._shared for token in memory.recent(table, behind)]
-            # The most recent last: what this request says counts for more than what others did.
-            legal = [token for token in (*found, *own) if allows(token)]
+            legal = [token for memory, table in tables for token in memory.recent(table, behind) if view.allows(token)]
             if legal:
                 best = max(reversed(legal), key=legal.count)
                 confidence = legal.count(best) / (len(legal) + _DOUBT[len(behind)])
-                return Bid((best,), confidence, "own" if best in own else _OTHERS[view.has_choice])
+                return Bid((best,), confidence, self._kind(best, behind, view.has_choice))
         return None
+
+    def _kind(self, token: int, behind: Context, has_choice: bool) -> str:
+        """Say who knows a token, and what is said with it."""
+        by_prompt, by_output = (token in memory.recent(table, behind) for memory, table in self._own)
+        if by_output:
+            return "output"
+        if not by_prompt:
+            return _OTHERS[has_choice]
+        return "prompt, end of a clause" if has_choice and self._token_bytes[token][:1] in _CLAUSE_ENDS else "prompt"
 
     def learn(self, outcome: Outcome) -> None:
         start = max(0, self._num_learned - LEN_CONTEXT)
         ids = [*(self._before if not start else ()), *outcome.output_ids[start:]]
         first_new = len(ids) - (len(outcome.output_ids) - self._num_learned)
-        for memory, table in (*self._shared, (self._own, 0)):
+        for memory, table in (*self._shared, self._own[1]):
             memory.add(table, ids, first_new)
         self._num_learned = len(outcome.output_ids)
 
