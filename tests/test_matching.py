@@ -92,6 +92,16 @@ def test_a_choice_is_known_inside_a_string_if_the_vocabulary_spells_any_text():
         assert matcher.has_choice() == expected
 
 
+def test_a_choice_is_known_on_an_automaton_where_its_language_has_one():
+    matcher = compiler_of(["key", 'k"']).compile(jf.regex('"k" [0-9A-Za-z]{3}')).matcher()
+    known = []
+    for token in b'"k" abc':
+        known.append(matcher.has_choice())
+        assert matcher.consume(token)
+    assert known == [False, False, False, False, True, True, True]  # `"` and `k"` are legal behind `"`, and forced
+    assert not matcher.has_choice()  # the end
+
+
 @given(languages, pieces, st.data())
 def test_law_4_mask_is_what_the_language_permits(language, drawn, data):
     compiler = compiler_of(drawn)

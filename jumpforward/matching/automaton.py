@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from jumpforward.errors import GrammarError
 from jumpforward.grammar.dfa import Dfa
 from jumpforward.grammar.pattern import XGRAMMAR, xgrammar_difference
@@ -116,8 +118,10 @@ class AutomatonMatcher:
         return b"" if self.is_terminated else self._compiled.dfa.forced(self._place.state)[0]
 
     def has_choice(self) -> bool:
-        """Return False, for not known: a row is there to be copied, so that nothing is gained by putting it off."""
-        return False
+        """Whether the language goes on in several ways, and its tokens there lie in several words of the row."""
+        if self.is_accepting or self.forced_bytes():
+            return False
+        return int(np.count_nonzero(self._index.masks[self._place.state])) > 1
 
     def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
         """Write the legal tokens into a row of ``bitmask``: copy the state's row."""
