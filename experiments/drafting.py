@@ -9,6 +9,7 @@ the engine measures itself.
 - **cold**: what earlier outputs left is cleared before every request.
 - **warm**: the requests of a schema in a row, from the file's beginning and then from its end; those behind four others
   count. No request ever sees its own output.
+- **unseen**: texts of two more domains, on which no setting of the package was ever tried.
 - **finished**: the cold requests that ended by themselves. A weak model that loops flatters every drafter.
 - **temperature 1**: cold, under a seed, against `masked` under the same seed; every third request.
 - **batch 8**: cold within a family, eight requests at a time.
@@ -40,7 +41,7 @@ from jumpforward.engine.prompt import encode_prompt
 COSTS = FixedCosts(pass_s=0.0575, row_s=0.00055)  # of bfloat16 on two cores, behind 250 tokens
 NUM_BEFORE = 4  # requests of a schema before one that counts as warm
 MAX_NEW_TOKENS = 200
-WORKLOADS = ("records", "calls", "text", "extraction")
+WORKLOADS = ("records", "calls", "text", "extraction", "unseen")
 
 Case = dict[str, Any]
 
@@ -71,12 +72,14 @@ def _options() -> argparse.Namespace:
 
 
 def load(quick: bool) -> list[Case]:
-    """Return the requests: records, calls and text with a schema each, and extraction with one schema a domain."""
-    cases = workload("end_to_end") + workload("extraction")
+    """Return the requests: records, calls and text with a schema each, extraction and unseen with one a domain."""
+    cases = workload("end_to_end")
+    for name in ("extraction", "unseen"):
+        cases += [case | {"workload": name} for case in workload(name)]
     schemas = {json.dumps(case["schema"]): jf.json_schema(case["schema"]) for case in cases}
     for case in cases:
         case["grammar"] = schemas[json.dumps(case["schema"])]
-        case["workload"] = "extraction" if "answer" in case else case["family"]
+        case.setdefault("workload", case["family"])
     if not quick:
         return cases
     most = {"records": 1, "calls": 1, "people": NUM_BEFORE + 1}
@@ -105,7 +108,7 @@ def cold(engine: jf.Engine, case: Case, **options: Any) -> jf.Result:
 def warm(cases: Sequence[Case], run: Callable[[Case], Any], clear: Callable[[], None]) -> list[tuple[Case, Any]]:
     """Run families in a row, forwards and backwards; return what came of the requests behind enough others."""
     counted = []
-    for family in dict.fromkeys(case["family"] for case in cases if case["workload"] == "extraction"):
+    for family in dict.fromkeys(case["family"] for case in cases if "answer" in case):
         members = [case for case in cases if case["family"] == family]
         for order in (members, members[::-1]):
             clear()

@@ -80,6 +80,7 @@ def test_law_6_no_legal_continuation_changes_what_is_stable(case, knows_grammar)
         return
     chosen, language, left, forced, matcher = found
     spelling = chosen.boundary.spell(left, forced, matcher.live_bytes if knows_grammar else None)
+    assert chosen.boundary.tokens(left, forced) == spelling.ids
     assert violation(chosen, language, left, forced, spelling.stable) is None
     text = chosen.vocabulary.text_bytes(spelling.ids)
     assert forced.startswith(text)

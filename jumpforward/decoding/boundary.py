@@ -69,6 +69,13 @@ class Boundary:
         """What of the tokenizer is not understood, so that nothing is stable; None where all is."""
         return self._borders.reason
 
+    def tokens(self, left: Sequence[int], forced: bytes) -> Tokens:
+        """Return the tokens of ``forced`` behind the output tokens ``left``, and nothing of their stability.
+
+        As :meth:`spell` gives them, in a third of its time.
+        """
+        return self._behind(left, forced)[1]
+
     def spell(self, left: Sequence[int], forced: bytes, live_bytes: Callable[[bytes], bytes] | None = None) -> Spelling:
         """Return the tokens of ``forced`` behind the output tokens ``left``, which stay as they are.
 
@@ -81,13 +88,10 @@ class Boundary:
             live_bytes: says with which bytes text can go on behind ``left`` and what may follow it, as the matcher that
                 stands there does; without it any text can follow ``forced``, and fewer tokens are stable.
         """
-        num_left = self._num_left(left, forced)
-        window = tuple(left[max(0, len(left) - (_UNSURE_WINDOW if num_left is None else num_left)) :])
-        whole = forced[: len_whole_characters(forced)]
-        context, ids = self._ids(window, whole)
-        if num_left is None or self._borders.reason is not None:
+        context, ids, is_all = self._behind(left, forced)
+        if not is_all or self._borders.reason is not None:
             return Spelling(ids, 0, is_understood=False)
-        known = context + ids
+        known, whole = context + ids, forced[: len_whole_characters(forced)]
         if live_bytes is None:
             num_stable = self._borders.num_stable(known, forced[len(whole) :][:1] or ANY_BYTE)
         else:
@@ -119,6 +123,12 @@ class Boundary:
             min(len(old), len(ids)),
         )
         return Rewrite(start + num_same, ids[num_same:], start)
+
+    def _behind(self, left: Sequence[int], forced: bytes) -> tuple[Tokens, Tokens, bool]:
+        """Return the context that forced text is encoded in, its tokens, and whether that is all that matters."""
+        num_left = self._num_left(left, forced)
+        window = tuple(left[max(0, len(left) - (_UNSURE_WINDOW if num_left is None else num_left)) :])
+        return *self._ids(window, forced[: len_whole_characters(forced)]), num_left is not None
 
     def _whole(self, old: Sequence[int], forced: bytes) -> bytes:
         """Return the text of tokens and what follows them, up to its last whole character."""

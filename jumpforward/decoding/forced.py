@@ -21,4 +21,4 @@ class ForcedText(Drafter):
     def propose(self, view: DraftView) -> Bid | None:
         """Bid the canonical tokens of the forced bytes, the withheld tail included."""
         forced = view.matcher.forced_bytes()
-        return Bid(self._boundary.spell(view.output_ids, forced).ids, _CONFIDENCE) if forced else None
+        return Bid(self._boundary.tokens(view.output_ids, forced), _CONFIDENCE) if forced else None

@@ -111,7 +111,7 @@ class _Layouts(FixedFormats):
         for turn in range(len(self._beside)):
             index = (self._last + turn) % len(self._beside)
             forced = self._beside[index].forced_bytes(view.output_ids)
-            if forced and (tokens := self._boundary.spell(view.output_ids, forced).ids) and view.allows(tokens[0]):
+            if forced and (tokens := self._boundary.tokens(view.output_ids, forced)) and view.allows(tokens[0]):
                 self._last = index
                 return Bid(tokens, _CONFIDENCE)
         return None

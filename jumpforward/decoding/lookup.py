@@ -50,8 +50,8 @@ class _PromptText(CopiedText):
         # A sign in front, so that every word has one.
         self._text = b" " + request.prompt_bytes
         self._lower_text = self._text.lower()
-        self._digit, self._letter = (boundary.spell((), text).ids[:1] for text in (b"1", b"a"))
-        self._ends = _ValueEnds(request.vocabulary, boundary.spell((), b'",').ids[:1])
+        self._digit, self._letter = (boundary.tokens((), text)[:1] for text in (b"1", b"a"))
+        self._ends = _ValueEnds(request.vocabulary, boundary.tokens((), b'",')[:1])
         self._last_end = 0  # where the last copy came to: values are often copied in the prompt's order
 
     def propose(self, view: DraftView) -> Bid | None:
@@ -68,7 +68,7 @@ class _PromptText(CopiedText):
         return self._bid(view, _cased(data, known) if is_recased else data, confidence, "recased" if is_recased else "")
 
     def _bid(self, view: DraftView, data: bytes, confidence: float, kind: str) -> Bid | None:
-        tokens = self._boundary.spell(view.output_ids, data).ids if data else ()
+        tokens = self._boundary.tokens(view.output_ids, data) if data else ()
         return Bid(tokens, confidence, kind) if tokens else None
 
     def learn(self, outcome: Outcome) -> None:

@@ -74,7 +74,7 @@ class Committer:
         rewrite = self._boundary.rewrite(output, self._num_canonical, forced)
         if rewrite is None or not self._replace(rewrite):
             num_before = len(output)
-            self._append(self._boundary.spell(output, forced).ids)
+            self._append(self._boundary.tokens(output, forced))
             return num_before
         if self._sequence.finish_reason is None:
             self._num_canonical = len(output)
