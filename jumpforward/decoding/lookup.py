@@ -76,12 +76,16 @@ class _PromptText(CopiedText):
 
     def _find(self, known: bytes) -> tuple[int, bytes] | None:
         """Return where in the prompt the longest end of the output ends that begins with a word, and that end."""
-        for text, end in ((self._text, known), (self._lower_text, known.lower())):
-            for match in _WORD_START.finditer(known):
-                wanted = end[match.start() :]
+        starts = [match.start() for match in _WORD_START.finditer(known)]
+        lower = known.lower()
+        if not starts or lower[starts[-1] :] not in self._lower_text:  # most often: this word is no copy
+            return None
+        for text, end in ((self._text, known), (self._lower_text, lower)):
+            for start in starts:
+                wanted = end[start:]
                 place = _first_place(text, wanted, self._last_end - len(wanted)) or _last_place(text, wanted)
                 if place:
-                    return place + len(wanted), known[match.start() :]
+                    return place + len(wanted), known[start:]
         return None
 
     def _number(self, view: DraftView) -> Bid | None:
