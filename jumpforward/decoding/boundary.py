@@ -70,9 +70,9 @@ class Boundary:
         return self._borders.reason
 
     def tokens(self, left: Sequence[int], forced: bytes) -> Tokens:
-        """Return the tokens of ``forced`` behind the output tokens ``left``, and nothing of their stability.
+        """Return the tokens of ``forced`` behind the output tokens ``left`` as :meth:`spell` gives them.
 
-        As :meth:`spell` gives them, in a third of its time.
+        Which of them are stable is not asked: for drafts it does not matter.
         """
         return self._behind(left, forced)[1]
 
